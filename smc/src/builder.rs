@@ -258,7 +258,8 @@ impl Builder {
     }
 
     /// Sets the features beyond the released protocol that the endpoint agrees on with peers that
-    /// have them, too: all of the library unless set. They are stated in vendor options of v2.1,
+    /// have them, too: all of the library unless set, but for [`Features::FAST_OPEN`], which
+    /// [`fast_open`](Self::fast_open) sets. They are stated in vendor options of v2.1,
     /// which other implementations ignore ([`Mode::SmcR`](crate::Mode) says which a stream has).
     /// Those that the library does not have are ignored.
     ///
@@ -270,7 +271,7 @@ impl Builder {
     /// - [`Features::EARLY_DATA`], only with the feature before: the PROPOSAL of a connection over
     ///   SMC-R has the first bytes of the stream, if the connect is given
     ///   [some](crate::ConnectOptions::early_data) and the listener
-    ///   [takes them](crate::ListenOptions::early_data). That saves one round trip.
+    ///   [takes them](crate::ListenOptions::max_early_data). That saves one round trip.
     /// - [`Features::SINGLE_LINK`], only with authentication: in groups with one link
     ///   ([`max_links`](Self::max_links)) RMBs stay announced when their connections have ended, so
     ///   that further connections take two round trips less.
@@ -284,13 +285,15 @@ impl Builder {
     /// round trip of a connection over a network. Off unless set.
     ///
     /// The time for TCP's handshake counts to that for the answer to the PROPOSAL
-    /// ([`handshake_timeout`](Self::handshake_timeout)) then.
+    /// ([`handshake_timeout`](Self::handshake_timeout)) then: a connect to a silent host fails
+    /// after that.
     ///
     /// A client does so with servers with which it has a link group that has the feature
-    /// ([`Features::FAST_OPEN`]): both ends have to set this. A listener of the endpoint then takes
-    /// data in SYNs, if `net.ipv4.tcp_fastopen` permits that to servers (2 is set in it; by default
-    /// it is not), and otherwise works without. Without a cookie of the server, or if it is
-    /// refused, connections are as without this setting.
+    /// ([`Features::FAST_OPEN`]): both ends have to set this. A listener that was bound by the
+    /// endpoint then takes data in SYNs, if `net.ipv4.tcp_fastopen` permits that to servers (2 is
+    /// set in it; by default only 1 is, for clients), and otherwise works without. Without a cookie
+    /// of the server, which the first connection with fast open fetches, or if it is refused,
+    /// connections are as without this setting.
     ///
     /// What it costs:
     ///
@@ -300,7 +303,7 @@ impl Builder {
     /// - A listener without SMC that has taken over the address of one with SMC within ten minutes
     ///   gets one PROPOSAL as data. The client sees that the SYN-ACK has no SMC option when that
     ///   listener answers, resets the connection and connects anew. With
-    ///   [`Assume`](crate::core::negotiate::Assume) it cannot see it, as without this setting.
+    ///   [`Assume`](crate::negotiate::Assume) it cannot see it, as without this setting.
     #[must_use]
     pub fn fast_open(mut self, on: bool) -> Self {
         self.config.fast_open = on;

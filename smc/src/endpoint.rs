@@ -235,7 +235,8 @@ impl Endpoint {
     ///
     /// As [`Endpoint::connect`]; [`Error::TimedOut`] with [`Phase::Connect`] when
     /// [`ConnectOptions::timeout`] has passed; what the function of [`ConnectOptions::socket`]
-    /// returns.
+    /// returns; [`Error::Misuse`] for too much [early data](ConnectOptions::early_data). If that
+    /// may have been delivered, no further address is tried.
     pub async fn connect_with(
         &self,
         to: impl IntoTarget,
@@ -356,7 +357,7 @@ impl Endpoint {
             negotiation.prepare(socket);
             Ok(())
         })?;
-        self.serve(acceptor, backlog, options.early_data)
+        self.serve(acceptor, backlog, options.max_early_data)
     }
 
     /// Accepts streams from a socket that listens already, such as one of a service manager that
@@ -440,7 +441,7 @@ impl Endpoint {
         }
         let acceptor = self.inner.runtime.acceptor(listener)?;
         let backlog = options.backlog.unwrap_or(BACKLOG);
-        Ok(self.serve(acceptor, backlog, options.early_data)?)
+        Ok(self.serve(acceptor, backlog, options.max_early_data)?)
     }
 
     /// Accepts streams from a listening socket.

@@ -52,8 +52,8 @@ pub struct ListenOptions {
     pub only_v6: Option<bool>,
     /// Called with the socket before it is bound; see [`ListenOptions::socket`].
     pub socket: Option<SocketHook>,
-    /// The most bytes of early data to take; see [`ListenOptions::early_data`].
-    pub early_data: usize,
+    /// The most bytes of early data to take; see [`ListenOptions::max_early_data`].
+    pub max_early_data: usize,
 }
 
 impl ListenOptions {
@@ -86,23 +86,24 @@ impl ListenOptions {
         self
     }
 
-    /// Takes the first bytes of a stream from the PROPOSAL, up to this number, such as 4096;
-    /// without this none are taken. A client sends them with [`ConnectOptions::early_data`].
+    /// Takes early data of at most this length, such as 4096, from PROPOSALs: the first bytes of
+    /// streams, which clients send with [`ConnectOptions::early_data`]. Longer data comes behind
+    /// the handshake, as all does without this.
     ///
     /// [`Listener::accept`] returns a stream with early data like any other, and the data is the
     /// first that is read. The client may not have received an answer yet, and may never do so: a
     /// client that repeats a connect that has failed sends its request twice. So allow this for
-    /// services whose requests may be repeated, or look at [`Stream::is_early`].
+    /// services whose requests may be repeated; or refuse, by an answer of the service, those that
+    /// may not on a stream that [is early](Stream::is_early).
     ///
     /// A PROPOSAL that comes twice is taken once, and no data that was changed: the listener stores
     /// what identifies the last 4096, and in SMC-R each is authenticated with a number that the
     /// link group takes once.
     ///
     /// [`ConnectOptions::early_data`]: crate::ConnectOptions::early_data
-    /// [`Stream::is_early`]: crate::Stream::is_early
     #[must_use]
-    pub fn early_data(mut self, max: usize) -> Self {
-        self.early_data = max;
+    pub fn max_early_data(mut self, max: usize) -> Self {
+        self.max_early_data = max;
         self
     }
 

@@ -49,9 +49,9 @@ macro_rules! any {
             }
 
             /// Whether the first bytes of an accepted stream have come with the PROPOSAL
-            /// ([`ListenOptions::early_data`](crate::ListenOptions::early_data)). The client may
-            /// send them again on another connection, if it has not received the answer to this
-            /// one.
+            /// ([`ListenOptions::max_early_data`](crate::ListenOptions::max_early_data)). The
+            /// client may send them again on another connection, if it has not received the answer
+            /// to this one.
             #[must_use]
             pub fn is_early(&self) -> bool {
                 self.shared.mode().has_early_data()

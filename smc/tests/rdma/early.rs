@@ -39,7 +39,7 @@ fn features(stream: &Stream) -> Features {
 }
 
 async fn listen(server: &Endpoint, early_data: usize) -> Listener {
-    let options = ListenOptions::new().early_data(early_data);
+    let options = ListenOptions::new().max_early_data(early_data);
     server.bind_with(SERVER, &options).await.expect("listens")
 }
 

@@ -124,7 +124,7 @@ impl Hosts {
 
     pub(super) async fn listen(&self) {
         for (side, host) in self.hosts.iter().enumerate() {
-            let options = ListenOptions::new().early_data(200);
+            let options = ListenOptions::new().max_early_data(200);
             let listener = host.endpoint.bind_with(address(side), &options).await;
             let listener = listener.expect("a free port");
             let accepted = Arc::clone(&host.accepted);

@@ -41,7 +41,7 @@ async fn end(job: Job, sync_points: &SyncPoints) -> Result<Report> {
             report
         }
         End::Listen(at) => {
-            let options = ListenOptions::new().early_data(EARLY_DATA_MAX);
+            let options = ListenOptions::new().max_early_data(EARLY_DATA_MAX);
             let listener = endpoint
                 .bind_with(at, &options)
                 .await
