@@ -185,7 +185,7 @@ fn cases() -> Vec<Case> {
 }
 
 /// Connections before the change, and as many after it.
-const COUNT: u32 = 10;
+const COUNT: u32 = 6;
 
 const OTHER_KEY: &str = "01020304-05060708-090a0b0c-0d0e0f10";
 
