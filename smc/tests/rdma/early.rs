@@ -7,36 +7,17 @@ use std::time::Duration;
 
 use futures_lite::future::zip;
 use futures_lite::{AsyncReadExt, AsyncWriteExt};
-use smc::{ConnectOptions, Endpoint, Error, ListenOptions, Listener, Mode, Policy, Stream};
+use smc::{ConnectOptions, Endpoint, Error, ListenOptions, Listener, Policy, Stream};
 use smc_core::wire::clc::{Extensions, Message};
 use smc_core::wire::types::{Features, Nonce};
-use smc_testkit::runtime::Options;
 use smc_testkit::streams::{connect_smc, patterned, transfer_both_ways};
 use smc_testkit::world::{RdmaHosts, RdmaWorld, SERVER, is_smcr};
 
 use crate::forged::{HOSTILE, accept_hostile, connect_from, receive_bytes, send};
-
-/// Half of a round trip, of TCP and of RDMA.
-const LATENCY: Duration = Duration::from_millis(10);
+use crate::single_link::{LATENCY, features, world};
 
 const REQUEST: [u8; 64] = [b'?'; 64];
 const ANSWER: [u8; 64] = [b'!'; 64];
-
-fn world(seed: u64) -> RdmaWorld {
-    let options = Options::default().with_latency(LATENCY, Duration::ZERO);
-    let world = RdmaWorld::with_options(seed, options);
-    world.network().set_latency(LATENCY, Duration::ZERO);
-    world
-}
-
-fn features(stream: &Stream) -> Features {
-    match stream.mode() {
-        Mode::SmcR {
-            vendor_features, ..
-        } => *vendor_features,
-        mode => panic!("{mode}"),
-    }
-}
 
 async fn listen(server: &Endpoint, early_data: usize) -> Listener {
     let options = ListenOptions::new().max_early_data(early_data);
@@ -364,6 +345,13 @@ fn a_stream_of_a_client_that_is_gone_after_its_proposal_ends() {
     }
 }
 
+/// The client has a precedent of the address at which the relay listens, and an RMB.
+async fn make_precedent(world: &RdmaWorld, client: &Endpoint, listener: &Listener) {
+    let relaying = relayed_until_confirm(world, client.connect(HOSTILE));
+    drop(zip(relaying, listener.accept()).await);
+    pause(world).await;
+}
+
 /// Changes the low byte of the features that an ACCEPT states.
 fn change_features(accept: &mut [u8], change: fn(&mut u8)) {
     let at = accept.windows(2).rposition(|magic| magic == b"SF");
@@ -409,10 +397,7 @@ fn data_that_a_relay_changes_adds_or_hides_is_not_delivered() {
         world.block_on(async {
             let listener = listen(&server, max).await;
             let (mut first, mut first_there) = connect_smc(&client, &listener).await;
-            // The precedent of that destination.
-            let relaying = relayed_until_confirm(&world, client.connect(HOSTILE));
-            drop(zip(relaying, listener.accept()).await);
-            pause(&world).await;
+            make_precedent(&world, &client, &listener).await;
             let relaying = async {
                 let near = accept_hostile(&world).await;
                 let far = connect_from(&world, Ipv4Addr::new(10, 0, 0, 2)).await;
@@ -455,9 +440,7 @@ fn data_that_a_relay_sends_beside_the_connection_is_not_delivered_by_both() {
     world.block_on(async {
         let listener = listen(&server, 4096).await;
         let (mut first, mut first_there) = connect_smc(&client, &listener).await;
-        let relaying = relayed_until_confirm(&world, client.connect(HOSTILE));
-        drop(zip(relaying, listener.accept()).await);
-        pause(&world).await;
+        make_precedent(&world, &client, &listener).await;
         let relaying = async {
             let near = accept_hostile(&world).await;
             let far = connect_from(&world, Ipv4Addr::new(10, 0, 0, 2)).await;

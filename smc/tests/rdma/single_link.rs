@@ -18,9 +18,9 @@ use crate::are_kept;
 use crate::interceptor::{Interceptor, recorded};
 
 /// Half of a round trip, of TCP and of RDMA.
-const LATENCY: Duration = Duration::from_millis(10);
+pub(crate) const LATENCY: Duration = Duration::from_millis(10);
 
-fn world(seed: u64) -> RdmaWorld {
+pub(crate) fn world(seed: u64) -> RdmaWorld {
     let options = Options::default().with_latency(LATENCY, Duration::ZERO);
     let world = RdmaWorld::with_options(seed, options);
     world.network().set_latency(LATENCY, Duration::ZERO);
@@ -30,7 +30,7 @@ fn world(seed: u64) -> RdmaWorld {
 /// What two ends with one link agree on.
 const AGREED: Features = Features::SINGLE_LINK.union(Features::AUTHENTICATION);
 
-fn features(stream: &Stream) -> Features {
+pub(crate) fn features(stream: &Stream) -> Features {
     match stream.mode() {
         Mode::SmcR {
             vendor_features, ..

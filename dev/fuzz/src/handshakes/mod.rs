@@ -115,6 +115,19 @@ struct EarlyWork {
     rmb: Option<LocalRmb>,
 }
 
+impl Host {
+    /// Joins a group that is established.
+    fn join_now(&mut self, now: Instant, key: GroupKey) -> Option<Member> {
+        match self.registry.enter(now, key, Intent::Join) {
+            EnterResult::Now(member) => member.ok(),
+            EnterResult::Wait(waiter) => {
+                self.registry.cancel(waiter);
+                None
+            }
+        }
+    }
+}
+
 impl World {
     /// Hosts that have these devices.
     pub fn new(setting: Setting) -> Self {
@@ -174,13 +187,8 @@ impl World {
         let Some((key, device, peer)) = found else {
             return;
         };
-        let member = match host.registry.enter(self.now, key, Intent::Join) {
-            EnterResult::Now(Ok(member)) => member,
-            EnterResult::Now(Err(_)) => return,
-            EnterResult::Wait(waiter) => {
-                host.registry.cancel(waiter);
-                return;
-            }
+        let Some(member) = host.join_now(self.now, key) else {
+            return;
         };
         let (config, path) = (Arc::clone(&host.config), &host.path);
         let proposal = ClientProposal::new(&config, path).expect("there is a device");
@@ -226,13 +234,8 @@ impl World {
         let Some(key) = infos.iter().find(takes).map(|group| group.key) else {
             return;
         };
-        let member = match host.registry.enter(self.now, key, Intent::Join) {
-            EnterResult::Now(Ok(member)) => member,
-            EnterResult::Now(Err(_)) => return,
-            EnterResult::Wait(waiter) => {
-                host.registry.cancel(waiter);
-                return;
-            }
+        let Some(member) = host.join_now(self.now, key) else {
+            return;
         };
         let Some(link) = host.links.get(&member.group()).copied() else {
             host.registry.leave(self.now, member.group());

@@ -39,7 +39,7 @@ pub(super) struct DeviceAttempt {
     pub(super) vendor_features: Features,
     /// Of the features [of a connection](PER_CONNECTION), those that this one uses.
     pub(super) in_use: Features,
-    /// Bytes of early data that the server has taken.
+    /// At a client the bytes of early data that the server has taken.
     pub(super) early_data: usize,
     /// The operating system and host name that the peer states at first contact.
     pub(super) peer_host: Option<(OsType, HostName)>,
@@ -259,7 +259,6 @@ impl DeviceAttempt {
         let policy = policy.filter(|_| is_rdma && self.has_early_confirm());
         let data = data.filter(|data| policy.is_some_and(|policy| policy.takes(data)))?;
         self.in_use.insert(Features::EARLY_DATA);
-        self.early_data = data.bytes.len();
         Some(data.bytes)
     }
 
@@ -327,10 +326,7 @@ impl DeviceAttempt {
             (Awaits::ConfirmRkey, Ends::Rdma(_)) => Work::ConfirmRkey,
             (Awaits::BindPeer, Ends::Rdma(ends)) => Work::BindPeer {
                 rmb: ends.peer?.1,
-                sent: match self.role {
-                    Role::Client => self.early_data,
-                    Role::Server => 0,
-                },
+                sent: self.early_data,
             },
             (Awaits::ConnectLink, Ends::Rdma(ends)) => Work::ConnectLink {
                 group: self.group()?,
