@@ -177,16 +177,15 @@ impl ReceivedEarly {
             nonce,
             bytes: data.pieces().flatten().copied().collect(),
         });
-        let hash = data.as_ref().map_or_else(EarlyDataHash::of_none, |data| {
-            EarlyDataHash::of(data.nonce, &data.bytes)
-        });
         let rdma = extensions.rdma.zip(extensions.authentication);
         Self {
             direct: extensions.direct,
             rdma: rdma.map(|(early, authentication)| ReceivedRdmaEnd {
                 end: early.end,
                 authentication,
-                data: hash,
+                data: data.as_ref().map_or_else(EarlyDataHash::of_none, |data| {
+                    EarlyDataHash::of(data.nonce, &data.bytes)
+                }),
             }),
             data,
         }
