@@ -3,6 +3,7 @@
 //! ratios are meaningful.
 
 mod count;
+mod receivers;
 
 use count::Count;
 
@@ -34,6 +35,10 @@ pub(crate) struct BenchArgs {
     /// milliseconds, and measure how many of them a set-up takes
     #[arg(long, value_name = "MS")]
     delay: Option<u32>,
+    /// Compare what receivers cost that are slow, busy or stopped while 1, 32 or 254 connections
+    /// send small messages: RNR NAKs, messages per second, and round trips on another connection
+    #[arg(long, conflicts_with_all = ["set_up", "delay", "count"])]
+    rnr: bool,
     /// Instead of times show what the kernels count: system calls, switches, packets, for each
     /// round trip, write or connection
     #[arg(long)]
@@ -110,6 +115,9 @@ fn is_built(pair: &[Kind; 2]) -> bool {
 
 /// Measures all combinations in turn, round after round, and shows medians.
 pub(crate) fn run(args: &BenchArgs) -> Result<bool> {
+    if args.rnr {
+        return receivers::run(args);
+    }
     let (mut runs, all_measures) = match (args.delay, args.set_up) {
         (None, false) => (Combination::all(), MEASURES.to_vec()),
         (None, true) => (Combination::of_set_up(), SET_UPS.to_vec()),

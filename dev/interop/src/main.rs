@@ -71,6 +71,9 @@ enum Command {
     /// One side of a scenario; in a guest, or on another host
     #[command(hide = true)]
     Side,
+    /// Stop the parent process and let it run, in turn
+    #[command(hide = true)]
+    StopParent,
 }
 
 #[derive(Debug, Args)]
@@ -129,6 +132,7 @@ fn main() -> ExitCode {
         #[cfg(feature = "ism")]
         Command::IsmSide(args) => ism::side(&args),
         Command::Side => workload::run().map(|()| true),
+        Command::StopParent => workload::stop_parent().map(|()| true),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

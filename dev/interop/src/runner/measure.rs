@@ -39,7 +39,7 @@ fn perform(
     watch: &mut dyn FnMut(&mut Lab, &str) -> Result<()>,
 ) -> Result<Vec<f64>> {
     let port = PORTS.fetch_add(1, Ordering::Relaxed);
-    let server = Server::start(lab, run, port, (run.peer, features))?;
+    let server = Server::start(lab, run, port, (run.peer, features), measures)?;
     let measured = take(lab, run, port, features, measures, watch)?;
     server.stop(lab)?;
     Ok(measured)
@@ -57,7 +57,7 @@ pub(crate) fn measure_across(
     setup::before(lab, run).context("set-up")?;
     let port = PORTS.fetch_add(1, Ordering::Relaxed);
     let [first, second] = servers;
-    let mut server = Some(Server::start(lab, run, port, first)?);
+    let mut server = Some(Server::start(lab, run, port, first, &[measure])?);
     let mut has_measured = false;
     let mut change = |lab: &mut Lab, gate: &str| {
         if gate == BEFORE && std::mem::replace(&mut has_measured, true) {
@@ -65,7 +65,7 @@ pub(crate) fn measure_across(
                 server.stop(lab)?;
             }
             between(lab)?;
-            server = Some(Server::start(lab, run, port, second)?);
+            server = Some(Server::start(lab, run, port, second, &[measure])?);
         }
         Ok(())
     };
@@ -88,6 +88,7 @@ impl Server {
         run: &Run,
         port: u16,
         (kind, features): (Kind, OurFeatures),
+        measures: &[Measure],
     ) -> Result<Self> {
         let run = Run {
             peer: kind,
@@ -95,8 +96,7 @@ impl Server {
         };
         let number = RUNS.fetch_add(1, Ordering::Relaxed);
         let mut job = active_run::job(&run, ScenarioEnd::Peer, port);
-        // It serves any.
-        job.measures = vec![Measure::Requests { count: 0 }];
+        job.measures = measures.to_vec();
         job.features = features;
         let start = Order::Start { run: number, job };
         lab.order::<()>(guest_of(ScenarioEnd::Peer), start)?;

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::protocol::SocketMode;
 
-pub(crate) use bench::{AFTER, BEFORE, Measure};
+pub(crate) use bench::{AFTER, BEFORE, Measure, ReceiverLoad, stop_parent};
 #[cfg(feature = "ism")]
 pub(crate) use pattern::Pattern;
 pub(crate) use run::run;

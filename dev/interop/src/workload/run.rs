@@ -50,7 +50,7 @@ pub(crate) fn run() -> Result<()> {
             if job.measures.is_empty() {
                 server(&*listener, &job.script, sync_points)
             } else {
-                bench::server(&*listener)
+                bench::server(&*listener, &job.measures)
             }
         }),
     };

@@ -8,9 +8,15 @@ mod sockets;
 #[cfg(feature = "ours")]
 mod tasks;
 
-use std::time::Duration;
+use std::fmt;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
+use anyhow::{Context as _, Result};
+use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
+
+use super::Report;
 
 pub(super) use sockets::{client, server};
 #[cfg(feature = "ours")]
@@ -33,6 +39,36 @@ pub(crate) enum Measure {
     /// connect, and the server has taken it from there. Each is answered once, or its connect
     /// fails, and is repeated once.
     Requests { count: u32 },
+    /// Messages of [`MESSAGE_LEN`] bytes in one direction, each written by itself, `each` on each
+    /// of so many connections at once, until the peer has all; another connection has one round
+    /// trip after the other meanwhile. Messages per second, then the median and the 99th percentile
+    /// of the round trips in microseconds.
+    Messages {
+        connections: u32,
+        each: u32,
+        receiver: ReceiverLoad,
+    },
+}
+
+/// What keeps the receiving process from receiving.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum ReceiverLoad {
+    /// Nothing.
+    None,
+    /// Other work, a millisecond at a time: a task of the executor, or a thread.
+    Busy,
+    /// It is stopped for 100 ms (SIGSTOP), and then runs for as long.
+    Stopped,
+}
+
+impl fmt::Display for ReceiverLoad {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "ready",
+            Self::Busy => "busy for 1 ms",
+            Self::Stopped => "stopped for 100 ms",
+        })
+    }
 }
 
 impl Measure {
@@ -49,6 +85,11 @@ impl Measure {
             Self::Connects { clients, .. } => format!("connects, {clients} at a time, 1/s"),
             Self::SetUp { .. } => "set-up to answer, round trips".into(),
             Self::Requests { count } => format!("early data taken, of {count}"),
+            Self::Messages {
+                connections,
+                receiver,
+                ..
+            } => format!("{connections} connections, receiver {receiver}"),
         }
     }
 
@@ -70,6 +111,9 @@ impl Measure {
             #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
             Self::Bulk { bytes } => bytes as f64 / CHUNK as f64,
             Self::Connects { clients, each } => f64::from(clients * each),
+            Self::Messages {
+                connections, each, ..
+            } => f64::from(connections * each),
         }
     }
 
@@ -80,20 +124,88 @@ impl Measure {
             Self::RoundTrip { count, .. } => seconds * 1e6 / f64::from(count),
             #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
             Self::Bulk { bytes } => bytes as f64 / 1e6 / seconds,
-            Self::Connects { .. } => self.times() / seconds,
+            Self::Connects { .. } | Self::Messages { .. } => self.times() / seconds,
             // Not times.
             Self::SetUp { .. } | Self::Requests { .. } => seconds,
         }
+    }
+
+    /// The figures of [`Measure::Messages`].
+    fn message_values(self, took: Duration, round_trips: Vec<Duration>) -> Vec<f64> {
+        let [median, p99] = [50, 99].map(|percent| percentile(round_trips.clone(), percent));
+        vec![
+            self.value(took),
+            median.as_secs_f64() * 1e6,
+            p99.as_secs_f64() * 1e6,
+        ]
+    }
+}
+
+impl Report {
+    fn note_values(&mut self, measure: Measure, values: Vec<f64>) {
+        let shown: Vec<_> = values.iter().map(|value| format!("{value:.0}")).collect();
+        eprintln!("{}: {}", measure.title(), shown.join(", "));
+        self.measured.extend(values);
     }
 }
 
 /// What set-ups took, in median round trips.
 fn in_round_trips(set_ups: Vec<Duration>, round_trips: Vec<Duration>) -> f64 {
-    let median = |mut times: Vec<Duration>| {
-        times.sort_unstable();
-        times.get(times.len() / 2).copied().unwrap_or_default()
-    };
-    median(set_ups).as_secs_f64() / median(round_trips).as_secs_f64()
+    let [set_up, round_trip] = [set_ups, round_trips].map(|times| percentile(times, 50));
+    set_up.as_secs_f64() / round_trip.as_secs_f64()
+}
+
+/// Zero if there are no times.
+fn percentile(mut times: Vec<Duration>, percent: usize) -> Duration {
+    times.sort_unstable();
+    let at = times.len() * percent / 100;
+    times.get(at).copied().unwrap_or_default()
+}
+
+/// So many messages, and one answer of a byte.
+fn one_way(messages: u32) -> RequestSizes {
+    RequestSizes {
+        request: u64::from(messages) * MESSAGE_LEN as u64,
+        answer: 1,
+    }
+}
+
+/// The load of the end that receives, by what is measured.
+fn receiver_load(measures: &[Measure]) -> ReceiverLoad {
+    let mut loads = measures.iter().filter_map(|measure| match measure {
+        Measure::Messages { receiver, .. } => Some(*receiver),
+        _ => None,
+    });
+    loads.next().unwrap_or(ReceiverLoad::None)
+}
+
+/// Computes for a millisecond.
+fn work() {
+    let until = Instant::now() + Duration::from_millis(1);
+    while Instant::now() < until {
+        std::hint::spin_loop();
+    }
+}
+
+/// Starts another process that stops this one and lets it run in turn ([`stop_parent`]).
+fn start_stops() -> Result<()> {
+    let mut command = Command::new("/proc/self/exe");
+    let child = command.arg("stop-parent").spawn();
+    child.map(drop).with_context(|| format!("{command:?}"))
+}
+
+/// Stops the parent process for 100 ms and lets it run for 100 ms, until it has ended.
+pub(crate) fn stop_parent() -> Result<()> {
+    let own_parent = rustix::process::getppid;
+    let parent = own_parent().context("no parent")?;
+    for signal in [Signal::STOP, Signal::CONT].iter().cycle() {
+        if own_parent() != Some(parent) {
+            break;
+        }
+        rustix::process::kill_process(parent, *signal).context("the parent")?;
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
 }
 
 /// The head of a connection and its first request: in one write, as two would be delayed by Nagle's
@@ -146,6 +258,9 @@ pub(crate) const AFTER: &str = "after";
 const SIZES_LEN: usize = 16;
 
 const CHUNK: usize = 64 * 1024;
+
+/// Bytes in each of many messages.
+pub(crate) const MESSAGE_LEN: usize = 100;
 
 /// What is sent on connections whose set-up is measured.
 const SHORT: RequestSizes = RequestSizes {

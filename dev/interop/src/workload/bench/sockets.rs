@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Instant;
 
@@ -11,8 +12,8 @@ use super::super::Report;
 use super::super::connection::{Connection, Listener};
 use super::super::run::{Maker, SyncPoints};
 use super::{
-    AFTER, BEFORE, CHUNK, MESSAGE, Measure, ROUND_TRIPS, RequestSizes, SHORT, SIZES_LEN,
-    first_write, in_round_trips, part,
+    AFTER, BEFORE, CHUNK, MESSAGE, MESSAGE_LEN, Measure, ROUND_TRIPS, ReceiverLoad, RequestSizes,
+    SHORT, SIZES_LEN, first_write, in_round_trips, one_way, part, receiver_load, start_stops, work,
 };
 
 /// The connecting end: takes all measures, one after the other.
@@ -30,15 +31,14 @@ pub(in crate::workload) fn client(
     drop(first);
     for measure in measures {
         sync_points.gate(BEFORE);
-        let value = take(*measure, maker, to).with_context(|| format!("{measure:?}"))?;
+        let values = take(*measure, maker, to).with_context(|| format!("{measure:?}"))?;
         sync_points.gate(AFTER);
-        eprintln!("{}: {value:.0}", measure.title());
-        report.measured.push(value);
+        report.note_values(*measure, values);
     }
     Ok(report)
 }
 
-fn take(measure: Measure, maker: &Maker, to: SocketAddr) -> Result<f64> {
+fn take(measure: Measure, maker: &Maker, to: SocketAddr) -> Result<Vec<f64>> {
     let started = match measure {
         Measure::RoundTrip { size, count } => {
             let sizes = RequestSizes {
@@ -94,15 +94,74 @@ fn take(measure: Measure, maker: &Maker, to: SocketAddr) -> Result<f64> {
                 Caller::new(maker, to, SHORT)?.call()?;
                 set_ups.push(started.elapsed());
             }
-            return Ok(in_round_trips(set_ups, round_trips));
+            return Ok(vec![in_round_trips(set_ups, round_trips)]);
         }
         Measure::Requests { .. } => bail!("sockets of the kernel have no early data"),
+        Measure::Messages {
+            connections, each, ..
+        } => return messages(measure, maker, to, connections, each),
     };
-    Ok(measure.value(started.elapsed()))
+    Ok(vec![measure.value(started.elapsed())])
+}
+
+/// [`Measure::Messages`]
+fn messages(
+    measure: Measure,
+    maker: &Maker,
+    to: SocketAddr,
+    connections: u32,
+    each: u32,
+) -> Result<Vec<f64>> {
+    let mut callers = Vec::new();
+    for _ in 0..connections {
+        callers.push(Caller::new(maker, to, one_way(each))?);
+    }
+    let mut other = Caller::new(maker, to, SHORT)?;
+    other.call()?;
+    let is_over = &AtomicBool::new(false);
+    let started = Instant::now();
+    let (took, round_trips) = thread::scope(|scope| {
+        let senders = callers.into_iter().map(|mut caller| {
+            let sender = thread::Builder::new().stack_size(STACK);
+            sender.spawn_scoped(scope, move || caller.send_messages(each))
+        });
+        let senders = senders.collect::<io::Result<Vec<_>>>()?;
+        let round_trips = scope.spawn(move || {
+            let mut all = Vec::new();
+            while !is_over.load(Ordering::Relaxed) {
+                let started = Instant::now();
+                other.call()?;
+                all.push(started.elapsed());
+            }
+            anyhow::Ok(all)
+        });
+        let mut sent = senders
+            .into_iter()
+            .map(|sender| sender.join().unwrap_or_else(|_| bail!("panicked")));
+        let sent = sent.try_for_each(|sent| sent);
+        let took = started.elapsed();
+        is_over.store(true, Ordering::Relaxed);
+        let round_trips = round_trips.join().unwrap_or_else(|_| bail!("panicked"));
+        sent?;
+        anyhow::Ok((took, round_trips?))
+    })?;
+    Ok(measure.message_values(took, round_trips))
 }
 
 /// The listening end: answers all connections until it is killed.
-pub(in crate::workload) fn server(listener: &dyn Listener) -> Result<Report> {
+pub(in crate::workload) fn server(listener: &dyn Listener, measures: &[Measure]) -> Result<Report> {
+    match receiver_load(measures) {
+        ReceiverLoad::None => {}
+        ReceiverLoad::Busy => {
+            thread::spawn(|| {
+                loop {
+                    work();
+                    thread::yield_now();
+                }
+            });
+        }
+        ReceiverLoad::Stopped => start_stops()?,
+    }
     loop {
         let conn = listener.accept().context("accept")?;
         thread::spawn(move || {
@@ -161,6 +220,17 @@ impl Caller {
     }
 }
 
+impl Caller {
+    /// Writes each message by itself, and reads the answer to them all.
+    fn send_messages(&mut self, count: u32) -> Result<()> {
+        self.conn.write(&self.sizes.to_bytes())?;
+        for _ in 0..count {
+            write_many(&*self.conn, &self.buf[..MESSAGE_LEN], MESSAGE_LEN as u64)?;
+        }
+        Ok(read_many(&*self.conn, &mut self.buf, self.sizes.answer)?)
+    }
+}
+
 fn read_many(conn: &dyn Connection, buf: &mut [u8], mut left: u64) -> io::Result<()> {
     while left > 0 {
         let len = part(buf.len(), left);
@@ -183,3 +253,6 @@ fn some(count: usize) -> io::Result<usize> {
         count => Ok(count),
     }
 }
+
+/// Of a thread that sends messages.
+const STACK: usize = 128 * 1024;

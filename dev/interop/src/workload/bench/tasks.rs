@@ -2,6 +2,8 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -12,8 +14,8 @@ use tokio::task::JoinSet;
 use super::super::run::SyncPoints;
 use super::super::{Report, ours};
 use super::{
-    AFTER, BEFORE, CHUNK, MESSAGE, Measure, ROUND_TRIPS, RequestSizes, SHORT, SIZES_LEN,
-    first_write, in_round_trips, part,
+    AFTER, BEFORE, CHUNK, MESSAGE, MESSAGE_LEN, Measure, ROUND_TRIPS, ReceiverLoad, RequestSizes,
+    SHORT, SIZES_LEN, first_write, in_round_trips, one_way, part, receiver_load, start_stops, work,
 };
 use crate::protocol::{End, Job, OurFeatures};
 
@@ -46,6 +48,18 @@ async fn end(job: Job, sync_points: &SyncPoints) -> Result<Report> {
                 .bind_with(at, &options)
                 .await
                 .with_context(|| format!("listen at {at}"))?;
+            match receiver_load(&job.measures) {
+                ReceiverLoad::None => {}
+                ReceiverLoad::Busy => {
+                    tokio::spawn(async {
+                        loop {
+                            work();
+                            tokio::task::yield_now().await;
+                        }
+                    });
+                }
+                ReceiverLoad::Stopped => start_stops()?,
+            }
             sync_points.mark("listening");
             server(&listener).await
         }
@@ -72,14 +86,13 @@ async fn client(to: &Server, measures: &[Measure], sync_points: &SyncPoints) -> 
         sync_points.gate(BEFORE);
         let taken = take(*measure, to).await;
         sync_points.gate(AFTER);
-        let value = taken.with_context(|| format!("{measure:?}"))?;
-        eprintln!("{}: {value:.0}", measure.title());
-        report.measured.push(value);
+        let values = taken.with_context(|| format!("{measure:?}"))?;
+        report.note_values(*measure, values);
     }
     Ok(report)
 }
 
-async fn take(measure: Measure, to: &Server) -> Result<f64> {
+async fn take(measure: Measure, to: &Server) -> Result<Vec<f64>> {
     let started = match measure {
         Measure::RoundTrip { size, count } => {
             let sizes = RequestSizes {
@@ -136,7 +149,7 @@ async fn take(measure: Measure, to: &Server) -> Result<f64> {
                 Caller::new(to, SHORT).await?.call().await?;
                 set_ups.push(started.elapsed());
             }
-            return Ok(in_round_trips(set_ups, round_trips));
+            return Ok(vec![in_round_trips(set_ups, round_trips)]);
         }
         Measure::Requests { count } => {
             let mut taken = 0;
@@ -154,10 +167,45 @@ async fn take(measure: Measure, to: &Server) -> Result<f64> {
                 drop(caller);
                 tokio::time::sleep(PAUSE).await;
             }
-            return Ok(f64::from(taken));
+            return Ok(vec![f64::from(taken)]);
         }
+        Measure::Messages {
+            connections, each, ..
+        } => return messages(measure, to, connections, each).await,
     };
-    Ok(measure.value(started.elapsed()))
+    Ok(vec![measure.value(started.elapsed())])
+}
+
+/// [`Measure::Messages`]
+async fn messages(measure: Measure, to: &Server, connections: u32, each: u32) -> Result<Vec<f64>> {
+    let mut callers = Vec::new();
+    for _ in 0..connections {
+        callers.push(Caller::connect(to, one_way(each), None).await?);
+    }
+    let mut other = Caller::new(to, SHORT).await?;
+    other.call().await?;
+    let is_over = Arc::new(AtomicBool::new(false));
+    let started = Instant::now();
+    let mut senders = JoinSet::new();
+    for mut caller in callers {
+        senders.spawn(async move { caller.send_messages(each).await });
+    }
+    let over = Arc::clone(&is_over);
+    let round_trips = tokio::spawn(async move {
+        let mut all = Vec::new();
+        while !over.load(Ordering::Relaxed) {
+            let started = Instant::now();
+            other.call().await?;
+            all.push(started.elapsed());
+        }
+        anyhow::Ok(all)
+    });
+    while let Some(sent) = senders.join_next().await {
+        sent??;
+    }
+    let took = started.elapsed();
+    is_over.store(true, Ordering::Relaxed);
+    Ok(measure.message_values(took, round_trips.await??))
 }
 
 /// The listening end: answers all connections.
@@ -198,15 +246,19 @@ impl Caller {
     async fn new(to: &Server, sizes: RequestSizes) -> Result<Self> {
         let (first, _) = first_write(sizes);
         let is_early = to.takes_early_data && first.len() <= EARLY_DATA_MAX;
-        let options = match is_early {
-            true => ConnectOptions::new().early_data(first),
-            false => ConnectOptions::new(),
-        };
+        Self::connect(to, sizes, is_early.then_some(first)).await
+    }
+
+    async fn connect(to: &Server, sizes: RequestSizes, early: Option<Vec<u8>>) -> Result<Self> {
+        let has_sent = early.is_some();
+        let options = early.map_or_else(ConnectOptions::new, |first| {
+            ConnectOptions::new().early_data(first)
+        });
         let stream = to.endpoint.connect_with(to.at, &options).await;
         Ok(Self {
             stream: stream.context("connect")?,
             sizes,
-            has_sent: is_early,
+            has_sent,
             has_called: false,
             buf: vec![0; CHUNK],
         })
@@ -227,6 +279,15 @@ impl Caller {
 }
 
 impl Caller {
+    /// Writes each message by itself, and reads the answer to them all.
+    async fn send_messages(&mut self, count: u32) -> Result<()> {
+        self.stream.write_all(&self.sizes.to_bytes()).await?;
+        for _ in 0..count {
+            self.stream.write_all(&self.buf[..MESSAGE_LEN]).await?;
+        }
+        Ok(read_many(&mut self.stream, &mut self.buf, self.sizes.answer).await?)
+    }
+
     /// The server has got one request.
     async fn expect_no_more(&mut self) -> Result<()> {
         self.stream.shutdown().await?;
