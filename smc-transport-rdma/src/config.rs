@@ -1,5 +1,6 @@
 //! Settings of a device.
 
+use smc_core::device::RECEIVES_MIN;
 use smc_wire::types::PnetId;
 
 use crate::device::RdmaDevice;
@@ -123,7 +124,6 @@ impl Builder {
 pub(crate) const RECEIVES: u32 = 128;
 /// Where each takes 8 KiB: enough for what the protocol allows, with as much to spare as Linux has.
 pub(crate) const CONTIGUOUS_RECEIVES: u32 = 64;
-pub(crate) const RECEIVES_MIN: u32 = 48;
 /// The posts that the protocol allows at a time, and a few to spare.
 const SENDS: u32 = 20;
 const SENDS_MIN: u32 = 16;

@@ -11,13 +11,13 @@ use sideway::ibverbs::completion::{
 use sideway::ibverbs::device_context::{DeviceAttr, DeviceContext, QueryDeviceErrorKind};
 use smc_core::device::{
     Device, DeviceError, Doorbell, Event, Identity, Limits, LinkFailure, Operations,
-    ProtectionDomain, Rdma, RdmaAddress, SENDS_MAX,
+    ProtectionDomain, RECEIVES_MIN, Rdma, RdmaAddress, SENDS_MAX,
 };
 use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_core::mutex::Mutex;
 
 use crate::buffers::buffers_len;
-use crate::config::{Builder, CONTIGUOUS_RECEIVES, RECEIVES, RECEIVES_MIN};
+use crate::config::{Builder, CONTIGUOUS_RECEIVES, RECEIVES};
 use crate::domain::{self, RdmaProtectionDomain};
 use crate::doorbell::{EventSet, ReadySources, node_of};
 use crate::error::OpenError;

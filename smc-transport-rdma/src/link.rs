@@ -410,6 +410,10 @@ impl Link for Handle {
         self.0.stop();
     }
 
+    fn receives(&self) -> u32 {
+        self.0.buffers.receives
+    }
+
     fn counters(&self) -> LinkCounters {
         let mut counters = LinkCounters::default();
         counters.receives_low = Some(self.0.queue.lock().receives_low);

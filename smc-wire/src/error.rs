@@ -60,6 +60,8 @@ message_kinds! {
     TestLink "TEST LINK",
     /// LLC DELETE RKEY.
     DeleteRkey "DELETE RKEY",
+    /// LLC ANNOUNCE CREDITS (an extension of v2).
+    AnnounceCredits "ANNOUNCE CREDITS",
     /// CDC message of SMC-R (44 bytes on a queue pair).
     CdcR "CDC (SMC-R)",
     /// CDC block of SMC-D (32 bytes at the start of a DMB element).

@@ -8,10 +8,10 @@ use std::net::IpAddr;
 
 use smc_wire::Bounded;
 use smc_wire::llc::{
-    AddLink, AddLinkClass, AddLinkCont, AddLinkExtension, ByteOrder, Class, ConfirmLink,
-    ConfirmRkey, ConfirmRkeyCont, DeleteLink, DeleteLinkReason, DeleteRkey, DeleteRkeyErrors,
-    Dialect, Header, LinkRtoken, Message, RejectReason, RequestAddLink, RequestAddLinkClass,
-    RkeyClass, Rtoken, TestLink, WireRkey, WireRtoken, detect_order,
+    AddLink, AddLinkClass, AddLinkCont, AddLinkExtension, AnnounceCredits, ByteOrder, Class,
+    ConfirmLink, ConfirmRkey, ConfirmRkeyCont, DeleteLink, DeleteLinkReason, DeleteRkey,
+    DeleteRkeyErrors, Dialect, Header, LinkRtoken, Message, RejectReason, RequestAddLink,
+    RequestAddLinkClass, RkeyClass, Rtoken, TestLink, WireRkey, WireRtoken, detect_order,
 };
 use smc_wire::types::{
     LinkAuthentication, LinkNumber, LinkUid, Mac, MtuCode, Psn, Qpn, Rkey, RmbAddr, RoceGid,
@@ -76,6 +76,20 @@ fn request_add_link_carries_the_gids_of_the_client() {
         "253c00000000000000000000000000000000000000000000 02000000
          00000000000000000000ffffc0000201 00000000000000000000ffffc0000202",
         Message::RequestAddLink(expected),
+    );
+}
+
+#[test]
+fn announce_credits_has_a_number_behind_the_header() {
+    let digits = "2a002c0001f40000000000000000000000000000
+                  000000000000000000000000000000000000000000000000";
+    let order = ByteOrder::Big;
+    assert_message(
+        digits,
+        Message::AnnounceCredits(AnnounceCredits {
+            order,
+            credits: 500,
+        }),
     );
 }
 

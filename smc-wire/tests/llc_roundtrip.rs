@@ -7,10 +7,11 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use smc_wire::Bounded;
 use smc_wire::llc::{
-    AddLink, AddLinkClass, AddLinkCont, AddLinkExtension, ByteOrder, Class, ConfirmLink,
-    ConfirmRkey, ConfirmRkeyCont, DeleteLink, DeleteLinkReason, DeleteRkey, DeleteRkeyErrors,
-    Dialect, Header, LinkRtoken, MAX_MESSAGE_LEN, Message, RejectReason, RequestAddLink,
-    RequestAddLinkClass, RkeyClass, Rtoken, TestLink, WireRkey, WireRtoken, detect_order,
+    AddLink, AddLinkClass, AddLinkCont, AddLinkExtension, AnnounceCredits, ByteOrder, Class,
+    ConfirmLink, ConfirmRkey, ConfirmRkeyCont, DeleteLink, DeleteLinkReason, DeleteRkey,
+    DeleteRkeyErrors, Dialect, Header, LinkRtoken, MAX_MESSAGE_LEN, Message, RejectReason,
+    RequestAddLink, RequestAddLinkClass, RkeyClass, Rtoken, TestLink, WireRkey, WireRtoken,
+    detect_order,
 };
 use smc_wire::types::{
     LinkAuthentication, LinkNumber, LinkUid, Mac, MtuCode, Psn, Qpn, Rkey, RmbAddr, RoceGid,
@@ -137,6 +138,11 @@ proptest! {
             class, left: u8::try_from(links.len()).unwrap(),
             rtokens: Bounded::from_iter_lossy(links),
         }))?;
+    }
+
+    #[test]
+    fn announce_credits(order in order(), credits in any::<u16>()) {
+        survives(&Message::AnnounceCredits(AnnounceCredits { order, credits }))?;
     }
 
     #[test]

@@ -272,6 +272,9 @@ impl Builder {
     ///   SMC-R has the first bytes of the stream, if the connect is given
     ///   [some](crate::ConnectOptions::early_data) and the listener
     ///   [takes them](crate::ListenOptions::max_early_data). That saves one round trip.
+    /// - [`Features::RECEIVE_CREDITS`]: an end of an SMC-R link sends no message for which the peer
+    ///   has no receive buffer, so that the connections of a link do not stall until the device
+    ///   sends it again (RNR).
     /// - [`Features::SINGLE_LINK`], only with authentication: in groups with one link
     ///   ([`max_links`](Self::max_links)) RMBs stay announced when their connections have ended, so
     ///   that further connections take two round trips less.

@@ -33,8 +33,8 @@ pub use memory::{Charge, MemoryAccount, MemoryLimit};
 pub use nocopy::{Attachment, Nocopy, PeerEvents};
 pub use rdma::{
     Access, Inbound, Link, LinkAddress, LinkCounters, LinkFailure, MESSAGE_MAX, Mr, OpId,
-    PendingLink, Piece, ProtectionDomain, Rdma, RdmaAddress, RoceKind, Route, SENDS_MAX, SHORT_LEN,
-    Write,
+    PendingLink, Piece, ProtectionDomain, RECEIVES_MIN, Rdma, RdmaAddress, RoceKind, Route,
+    SENDS_MAX, SHORT_LEN, Write,
 };
 
 use std::any::Any;

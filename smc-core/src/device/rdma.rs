@@ -225,6 +225,12 @@ pub trait Link: Send + Sync + Debug {
     /// events follow.
     fn close(&self);
 
+    /// Receive buffers, each of which is posted again as soon as the message in it was taken. A
+    /// peer with receive credits sends no more than that before it gets some back.
+    fn receives(&self) -> u32 {
+        RECEIVES_MIN
+    }
+
     /// The counters of the queue pair.
     fn counters(&self) -> LinkCounters {
         LinkCounters::default()
@@ -363,6 +369,9 @@ pub enum LinkFailure {
 
 /// Outstanding posts that a link accepts: CDC and LLC messages together.
 pub const SENDS_MAX: usize = 16;
+
+/// Receive buffers that a link has at least.
+pub const RECEIVES_MIN: u32 = 48;
 
 /// Usual size of a message in bytes.
 pub const SHORT_LEN: usize = smc_wire::llc::MESSAGE_LEN;

@@ -112,6 +112,7 @@ impl<'a> Replay<'a> {
             is_linux: false,
             keeps_rkeys: false,
             authenticates: false,
+            has_credits: false,
         };
         let id = first.map_or([0; 4], |first| {
             (first.user_id.0 - u32::from(first.link.0)).to_be_bytes()

@@ -148,6 +148,12 @@ impl Link for MemoryLink {
         self.handle.shared.lock().silence(self.handle.id);
     }
 
+    fn receives(&self) -> u32 {
+        let state = self.handle.shared.lock();
+        let device = state.devices.get(&self.handle.id.device);
+        device.map_or(0, |device| device.options.receives)
+    }
+
     fn counters(&self) -> LinkCounters {
         let state = self.handle.shared.lock();
         let pair = state.pairs.get(&self.handle.id);

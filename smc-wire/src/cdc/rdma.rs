@@ -56,7 +56,8 @@ layouts! {
     /// The whole message.
     pub(crate) struct Padded: 44 {
         message: Raw<CdcR> => BYTES,
-        reserved_26: [u8; 18] => Reserved,
+        credits: u8 => Reserved,
+        reserved_27: [u8; 17] => Reserved,
     }
 }
 
@@ -126,8 +127,34 @@ impl CdcR {
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         zerocopy::transmute!(Padded {
             message: self.raw(Self::TYPE, wire_count(Self::LEN)),
-            reserved_26: [0; 18],
+            credits: 0,
+            reserved_27: [0; 17],
         })
+    }
+
+    /// Receive credits that a message grants: they are of the link, and not of the connection
+    /// (docs/spec/extensions.md#receive-credits). 0 without the feature, and in a message that is
+    /// too short for them.
+    #[must_use]
+    pub fn credits(message: &[u8]) -> u8 {
+        message
+            .get(offset_of!(Padded, credits))
+            .copied()
+            .unwrap_or(0)
+    }
+
+    /// Has a message grant receive credits.
+    ///
+    /// ```
+    /// use smc_wire::cdc::CdcR;
+    /// use smc_wire::types::AlertToken;
+    ///
+    /// let mut message = CdcR::new(1, AlertToken::new(7).unwrap()).to_bytes();
+    /// CdcR::set_credits(&mut message, 20);
+    /// assert_eq!(CdcR::credits(&message), 20);
+    /// ```
+    pub const fn set_credits(message: &mut [u8; Self::LEN], credits: u8) {
+        message[offset_of!(Padded, credits)] = credits;
     }
 }
 

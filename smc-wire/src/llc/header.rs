@@ -71,6 +71,8 @@ message_types! {
         ConfirmRkeyCont = 0x08,
         /// DELETE RKEY.
         DeleteRkey = 0x09 | 0x29,
+        /// ANNOUNCE CREDITS, an extension of v2.
+        AnnounceCredits = 0x2a,
     }
 }
 
@@ -83,7 +85,7 @@ impl MessageType {
             Self::ConfirmRkey | Self::ConfirmRkeyCont => &[NEGATIVE, RETRY],
             Self::DeleteRkey => &[NEGATIVE],
             Self::ConfirmLink => &[NO_EYECATCHER],
-            Self::AddLinkCont | Self::TestLink => &[],
+            Self::AddLinkCont | Self::TestLink | Self::AnnounceCredits => &[],
         }
     }
 }

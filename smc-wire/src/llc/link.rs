@@ -1,11 +1,12 @@
-//! Messages about one link: CONFIRM LINK, TEST LINK and DELETE LINK (RFC 7609 appendix A.3).
+//! Messages about one link: CONFIRM LINK, TEST LINK and DELETE LINK (RFC 7609 appendix A.3), and
+//! ANNOUNCE CREDITS.
 
 use core::fmt;
 
 use zerocopy::IntoBytes;
 
 use super::header::{ALL_LINKS, NO_EYECATCHER, ORDERLY, emit};
-use super::{Class, Dialect, Header, MessageType};
+use super::{ByteOrder, Class, Dialect, Header, MessageType};
 use crate::codes::{known_values, named_code};
 use crate::layout::Show::Reserved;
 use crate::layout::part;
@@ -135,6 +136,38 @@ impl TestLink {
             &[raw.as_bytes()],
             buffer,
         )
+    }
+}
+
+part! {
+    /// Contents of ANNOUNCE CREDITS, which grants receive credits of its link
+    /// (docs/spec/extensions.md#receive-credits). There is no response.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct AnnounceCredits {
+        /// Byte order of the length field.
+        pub order: ByteOrder,
+    }
+    40 bytes {
+        /// Messages that the peer may send besides those that it may send already.
+        pub credits: u16,
+        zero reserved_6: [u8; 38],
+    }
+}
+
+impl AnnounceCredits {
+    pub(super) fn parse(header: &Header, bytes: &[u8]) -> Result<Self, DecodeError> {
+        let (raw, _) = header.body::<Self>(bytes)?;
+        Ok(Self::from_raw(raw, header.dialect().order()))
+    }
+
+    /// Writes the message to the start of `buffer` and returns its length.
+    ///
+    /// # Errors
+    ///
+    /// [`EmitError::BufferTooSmall`] below 44 bytes.
+    pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, EmitError> {
+        let (kind, dialect) = (MessageType::AnnounceCredits, Dialect::V2(self.order));
+        emit(kind, dialect, 0, &[self.raw().as_bytes()], buffer)
     }
 }
 

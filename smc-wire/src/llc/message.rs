@@ -1,8 +1,8 @@
 //! Any LLC message.
 
 use super::{
-    AddLink, AddLinkCont, ByteOrder, ConfirmLink, ConfirmRkey, ConfirmRkeyCont, DeleteLink,
-    DeleteRkey, Header, MESSAGE_LEN, MessageType, RequestAddLink, TestLink,
+    AddLink, AddLinkCont, AnnounceCredits, ByteOrder, ConfirmLink, ConfirmRkey, ConfirmRkeyCont,
+    DeleteLink, DeleteRkey, Header, MESSAGE_LEN, MessageType, RequestAddLink, TestLink,
 };
 use crate::writer::Writer;
 use crate::{DecodeError, EmitError, MessageKind};
@@ -29,6 +29,8 @@ pub enum Message<'a> {
     TestLink(TestLink),
     /// DELETE RKEY.
     DeleteRkey(DeleteRkey<'a>),
+    /// ANNOUNCE CREDITS.
+    AnnounceCredits(AnnounceCredits),
     /// A message whose type this crate does not know, CDC (`0xFE`) included, byte for byte;
     /// receivers drop it.
     Unknown(&'a [u8]),
@@ -80,6 +82,9 @@ impl<'a> Message<'a> {
             }
             MessageType::TestLink => Self::TestLink(TestLink::parse(header, bytes)?),
             MessageType::DeleteRkey => Self::DeleteRkey(DeleteRkey::parse(header, bytes)?),
+            MessageType::AnnounceCredits => {
+                Self::AnnounceCredits(AnnounceCredits::parse(header, bytes)?)
+            }
         })
     }
 
@@ -111,6 +116,7 @@ impl<'a> Message<'a> {
             Self::ConfirmRkeyCont(message) => message.emit(buffer),
             Self::TestLink(message) => message.emit(buffer),
             Self::DeleteRkey(message) => message.emit(buffer),
+            Self::AnnounceCredits(message) => message.emit(buffer),
             Self::Unknown(bytes) => {
                 Writer::new(MessageKind::LlcHeader, bytes.len(), buffer)?.put(*bytes)?;
                 Ok(bytes.len())
@@ -132,4 +138,4 @@ macro_rules! fixed_len {
     )+};
 }
 
-fixed_len!(ConfirmLink AddLinkCont DeleteLink ConfirmRkey ConfirmRkeyCont TestLink);
+fixed_len!(ConfirmLink AddLinkCont DeleteLink ConfirmRkey ConfirmRkeyCont TestLink AnnounceCredits);

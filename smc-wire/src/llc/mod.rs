@@ -51,7 +51,7 @@ pub use add_link::{
     RequestAddLinkClass,
 };
 pub use header::{Class, Dialect, Header, MessageType, detect_order};
-pub use link::{ConfirmLink, DeleteLink, DeleteLinkReason, TestLink};
+pub use link::{AnnounceCredits, ConfirmLink, DeleteLink, DeleteLinkReason, TestLink};
 pub use message::Message;
 pub use rkey::{ConfirmRkey, ConfirmRkeyCont, DeleteRkey, DeleteRkeyErrors, RkeyClass};
 pub use rtoken::{LinkRtoken, Rtoken, WireRkey, WireRtoken};

@@ -333,6 +333,7 @@ impl fmt::Display for Message<'_> {
                 })?;
                 f.write_str("]")
             }
+            Self::AnnounceCredits(m) => write!(f, "ANNOUNCE CREDITS v2 credits {}", m.credits),
             Self::Unknown(bytes) => {
                 let kind = bytes.first().copied().unwrap_or_default();
                 write!(f, "LLC type {kind:#04x}, {} bytes", bytes.len())

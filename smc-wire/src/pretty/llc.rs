@@ -10,9 +10,9 @@ use crate::llc::add_link::GidCount;
 use crate::llc::header::{REASON, REJECTED, RESPONSE, V2_NIBBLE};
 use crate::llc::rkey::{MAX_V1, RkeyCount, RkeyCountV1};
 use crate::llc::{
-    AddLink, AddLinkCont, AddLinkExtension, ConfirmLink, ConfirmRkey, ConfirmRkeyCont, DeleteLink,
-    LinkRtoken, MAX_MESSAGE_LEN, MAX_RTOKENS, MESSAGE_LEN, Message, MessageType, TestLink,
-    WireRtoken, detect_order,
+    AddLink, AddLinkCont, AddLinkExtension, AnnounceCredits, ConfirmLink, ConfirmRkey,
+    ConfirmRkeyCont, DeleteLink, LinkRtoken, MAX_MESSAGE_LEN, MAX_RTOKENS, MESSAGE_LEN, Message,
+    MessageType, TestLink, WireRtoken, detect_order,
 };
 use crate::types::{Rkey, RoceGid};
 
@@ -62,6 +62,7 @@ fn message(w: &mut Dissector<'_, '_>) -> Option<()> {
         }
         MessageType::TestLink => w.fields::<TestLink>().map(drop),
         MessageType::DeleteRkey => delete_rkey(w, &header),
+        MessageType::AnnounceCredits => w.fields::<AnnounceCredits>().map(drop),
     }
 }
 

@@ -3,7 +3,8 @@
 use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Instant;
 
-use smc_wire::llc::MessageType;
+use smc_wire::cdc::CdcR;
+use smc_wire::llc::{AnnounceCredits, ByteOrder, MESSAGE_LEN, MessageType};
 use smc_wire::types::AlertToken;
 
 use super::super::device_driver::DeviceDriver;
@@ -11,7 +12,10 @@ use crate::device::{Link, OpId, SHORT_LEN, SubmitError, Write};
 use crate::mem::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::mutex::Mutex;
 use crate::proto::group::DeviceIndex;
-use crate::proto::links::{LinkId, NextPost, OpTag, Overflow, Posted, SendQueue};
+use crate::proto::links::{
+    CreditError, Credits, LinkId, LlcTerms, NextPost, OpTag, Overflow, Posted, SendQueue,
+    granted_credits,
+};
 
 /// The sending side of a link, shared by connections: the number of outstanding posts is bounded,
 /// and turns are round-robin.
@@ -21,6 +25,10 @@ pub(crate) struct LinkSender {
     pub(crate) link: Arc<dyn Link>,
     posts: Mutex<Posts>,
     driver: Weak<DeviceDriver>,
+    /// Of LLC messages.
+    order: ByteOrder,
+    /// The ends have agreed on receive credits.
+    has_credits: bool,
     down: AtomicBool,
     /// The queue pair sends and receives nothing any more.
     closed: AtomicBool,
@@ -43,7 +51,6 @@ impl Drop for LinkEnd {
 }
 
 /// Outstanding posts.
-#[derive(Default)]
 struct Posts {
     queue: SendQueue<AlertToken>,
     /// A task waits for the completion of this post. Other completions need not wake a task.
@@ -70,14 +77,24 @@ impl LinkSender {
         device: DeviceIndex,
         link: Arc<dyn Link>,
         driver: &Arc<DeviceDriver>,
+        terms: &LlcTerms,
         now: Instant,
     ) -> Self {
+        let queue = match terms.has_credits {
+            true => SendQueue::with_credits(Credits::new(link.receives())),
+            false => SendQueue::new(),
+        };
         Self {
             id,
             device,
             link,
-            posts: Mutex::default(),
+            posts: Mutex::new(Posts {
+                queue,
+                awaited: None,
+            }),
             driver: Arc::downgrade(driver),
+            order: terms.dialect.order(),
+            has_credits: terms.has_credits,
             down: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             last_activity: AtomicU64::new(0),
@@ -138,9 +155,9 @@ impl LinkSender {
         })
     }
 
-    /// Queues a connection again that had its turn and may have more to post.
+    /// Queues a connection again that had its turn and has more to post.
     pub(crate) fn requeue_connection(&self, token: AlertToken) {
-        self.posts.lock().queue.queue_connection(token);
+        self.posts.lock().queue.requeue_connection(token);
     }
 
     /// Removes a connection that ended or was moved.
@@ -179,14 +196,47 @@ impl LinkSender {
                         Err(_) => return None,
                     }
                 }
+                Some(NextPost::Credits(credits)) => {
+                    let mut message = [0; MESSAGE_LEN];
+                    let announcement = AnnounceCredits {
+                        order: self.order,
+                        credits,
+                    };
+                    if announcement.emit(&mut message).is_err() {
+                        return None;
+                    }
+                    match self.link.post(queue.next_op(), &[], &message) {
+                        Ok(()) => queue.posted(now, Posted::Credits(credits)),
+                        Err(SubmitError::WouldBlock) => {
+                            self.arm_last(&mut posts);
+                            return None;
+                        }
+                        Err(_) => return None,
+                    }
+                }
                 None => {
-                    if !queue.has_capacity() {
+                    if !queue.has_space() {
                         self.arm_last(&mut posts);
                     }
                     return None;
                 }
             }
         }
+    }
+
+    /// A message was received. Returns whether something may be posted now that could not be posted
+    /// before.
+    pub(crate) fn received(&self, now: Instant, message: &[u8]) -> Result<bool, CreditError> {
+        if !self.has_credits {
+            return Ok(false);
+        }
+        let grants = granted_credits(message);
+        self.posts.lock().queue.received(now, grants)
+    }
+
+    /// Whether connections cannot post for want of receive credits.
+    pub(crate) fn is_starved(&self) -> bool {
+        self.has_credits && self.posts.lock().queue.is_starved()
     }
 
     /// Requests a wake-up for the completion of the posts so far.
@@ -249,10 +299,12 @@ pub(crate) struct SendSlot<'a> {
 }
 
 impl SendSlot<'_> {
-    /// Posts writes, and a message behind them.
-    pub(crate) fn post(mut self, now: Instant, writes: &[Write<'_>], message: &[u8]) -> PostResult {
+    /// Posts writes, and a message behind them, which grants receive credits besides.
+    pub(crate) fn post(mut self, now: Instant, writes: &[Write<'_>], cdc: &CdcR) -> PostResult {
         let queue = &mut self.posts.queue;
-        match self.sender.link.post(queue.next_op(), writes, message) {
+        let mut message = cdc.to_bytes();
+        CdcR::set_credits(&mut message, queue.grants_with_cdc());
+        match self.sender.link.post(queue.next_op(), writes, &message) {
             Ok(()) => {
                 queue.posted(now, Posted::Cdc(self.token));
                 PostResult::Posted

@@ -57,7 +57,10 @@ async fn pause(world: &RdmaWorld) {
 
 #[test]
 fn a_request_with_early_data_is_answered_in_two_round_trips() {
-    let all = Features::SINGLE_LINK | Features::AUTHENTICATION | Features::EARLY_CONFIRM;
+    let all = Features::SINGLE_LINK
+        | Features::AUTHENTICATION
+        | Features::EARLY_CONFIRM
+        | Features::RECEIVE_CREDITS;
     let cases = [
         (4096, 2, all | Features::EARLY_DATA),
         (REQUEST.len(), 2, all | Features::EARLY_DATA),

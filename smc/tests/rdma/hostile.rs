@@ -33,7 +33,10 @@ fn a_peer_that_never_confirms_deletions_gets_no_more_buffers_in_its_group() {
     let world = RdmaWorld::new(47);
     let (client, server, interceptor) = intercepted(&world);
     interceptor.set_filter(|message| match llc::Message::parse(message) {
-        Ok(llc::Message::DeleteRkey(answer)) if answer.class == llc::Class::Response => Vec::new(),
+        // A message of an unknown type in its place: each one takes a receive credit.
+        Ok(llc::Message::DeleteRkey(answer)) if answer.class == llc::Class::Response => {
+            vec![[&[0x2f], &message[1..]].concat()]
+        }
         _ => vec![message.to_vec()],
     });
     world.block_on(async {

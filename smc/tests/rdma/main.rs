@@ -2,6 +2,7 @@
 
 mod closing;
 mod concurrency;
+mod credits;
 mod declines;
 mod delivery;
 mod driver_thread;

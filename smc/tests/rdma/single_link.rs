@@ -28,7 +28,10 @@ pub(crate) fn world(seed: u64) -> RdmaWorld {
 }
 
 /// What two ends with one link agree on.
-const AGREED: Features = Features::SINGLE_LINK.union(Features::AUTHENTICATION);
+const AGREED: Features = WITH_ANY.union(Features::SINGLE_LINK);
+
+/// What any two ends agree on.
+const WITH_ANY: Features = Features::AUTHENTICATION.union(Features::RECEIVE_CREDITS);
 
 pub(crate) fn features(stream: &Stream) -> Features {
     match stream.mode() {
@@ -178,16 +181,13 @@ fn a_host_with_one_port_has_a_single_link_with_any_other() {
 }
 
 #[test]
-fn hosts_with_two_ports_have_two_links_and_agree_on_authentication_alone() {
+fn hosts_with_two_ports_have_two_links_and_agree_on_authentication_and_credits_alone() {
     let world = RdmaWorld::new(7);
     let RdmaHosts { client, server, .. } = world.hosts_with_two_links();
     world.block_on(async {
         let listener = server.bind(SERVER).await.unwrap();
         let (ours, theirs) = connect_smc(&client, &listener).await;
-        assert_eq!(
-            [&ours, &theirs].map(features),
-            [Features::AUTHENTICATION; 2]
-        );
+        assert_eq!([&ours, &theirs].map(features), [WITH_ANY; 2]);
     });
 }
 

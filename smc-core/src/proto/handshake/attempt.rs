@@ -185,6 +185,7 @@ impl RdmaEnds {
             is_linux: peer == Some(OsType::LINUX),
             keeps_rkeys: features.contains(Features::SINGLE_LINK),
             authenticates: features.contains(Features::AUTHENTICATION),
+            has_credits: features.contains(Features::RECEIVE_CREDITS),
             ..terms
         }
     }
@@ -218,7 +219,7 @@ impl DeviceAttempt {
         let Some(Member::Joined { terms, .. }) = self.member else {
             return false;
         };
-        let needed = OF_RDMA | Features::EARLY_CONFIRM;
+        let needed = KEPT_RMBS | Features::EARLY_CONFIRM;
         let both = terms.vendor_features & self.vendor_features;
         let Ends::Rdma(ends) = &self.ends else {
             return false;
@@ -526,14 +527,17 @@ pub(super) fn common_features(
         return both.difference(OF_RDMA);
     };
     let has_one_link = ends.limits.is_some_and(|limits| limits.links == 1);
-    match has_one_link && both.contains(OF_RDMA) {
+    match has_one_link && both.contains(KEPT_RMBS) {
         true => both,
         false => both.difference(Features::SINGLE_LINK | PER_CONNECTION),
     }
 }
 
+/// What RMBs that stay announced take.
+const KEPT_RMBS: Features = Features::SINGLE_LINK.union(Features::AUTHENTICATION);
+
 /// Features of link groups of SMC-R.
-pub(super) const OF_RDMA: Features = Features::SINGLE_LINK.union(Features::AUTHENTICATION);
+pub(super) const OF_RDMA: Features = KEPT_RMBS.union(Features::RECEIVE_CREDITS);
 
 /// The result of a successful handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -96,6 +96,9 @@ pub struct LlcTerms {
     /// Whether the ends exchange a key on the first link, by which ACCEPT and CONFIRM of further
     /// connections are authenticated (docs/spec/extensions.md#authentication).
     pub authenticates: bool,
+    /// Whether the ends grant receive credits, without which nothing is sent
+    /// (docs/spec/extensions.md#receive-credits).
+    pub has_credits: bool,
 }
 
 impl LlcTerms {
@@ -108,6 +111,7 @@ impl LlcTerms {
         is_linux: false,
         keeps_rkeys: false,
         authenticates: false,
+        has_credits: false,
     };
 
     /// Version 2 before release 1: two links, with a little-endian peer, as Linux hosts with RoCE

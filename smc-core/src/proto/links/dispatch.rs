@@ -61,6 +61,8 @@ impl LinkGroup {
             Message::ConfirmRkey(message) => self.handle_confirm_rkey(link, &message),
             Message::DeleteRkey(message) => self.handle_delete_rkey(now, link, &message),
             Message::TestLink(message) => self.handle_test_link(link, message),
+            // The send queue of the link has taken them.
+            Message::AnnounceCredits(_) if self.terms.has_credits => {}
             // With at most three links there is no CONFIRM RKEY CONT.
             Message::ConfirmRkeyCont(_) => self.notice(dropped(DropReason::Unexpected)),
             _ => self.notice(dropped(DropReason::Unknown)),

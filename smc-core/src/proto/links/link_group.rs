@@ -507,6 +507,12 @@ impl LinkGroup {
         devices
     }
 
+    /// The negotiated values, once the peer's end of the first link is known.
+    #[must_use]
+    pub const fn terms(&self) -> LlcTerms {
+        self.terms
+    }
+
     /// The relation of the links.
     #[must_use]
     pub const fn group_type(&self) -> GroupType {

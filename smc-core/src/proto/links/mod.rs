@@ -62,6 +62,7 @@ mod add_link_server;
 mod authentication;
 mod config;
 mod confirm_link;
+mod credits;
 mod delete_link;
 mod dispatch;
 mod failover;
@@ -85,6 +86,7 @@ mod test_link;
 
 pub use authentication::{AuthenticatedPart, Authentications, EarlyDataHash, HandshakeHash};
 pub use config::{LlcConfig, LlcTerms, LlcTimeouts};
+pub use credits::{CREDITS_MAX, CreditError, Credits, INITIAL_CREDITS, granted_credits};
 pub use link::{GroupType, LinkChoice, LinkId, LinkInfo, LinkState};
 pub use link_group::LinkGroup;
 pub use notice::{DropReason, LinkDownCause, NotAdded, Notice};

@@ -1,4 +1,4 @@
-//! Send queue of one link: its outstanding posts and the waiting ones.
+//! Send queue of one link: its outstanding posts, the waiting ones, and its receive credits.
 
 use std::collections::VecDeque;
 use std::hash::Hash;
@@ -6,30 +6,41 @@ use std::time::{Duration, Instant};
 
 use hashbrown::HashSet;
 
-use super::OpTag;
+use super::{CreditError, Credits, OpTag};
 use crate::device::{OpId, SENDS_MAX};
 
 /// The send queue of one link.
 ///
-/// A link accepts [`SENDS_MAX`] posts before the first is completed; later ones wait. Messages of
-/// the link group are sent first, connections follow in the order of their requests.
+/// A link accepts [`SENDS_MAX`] posts before the first is completed, and with [receive
+/// credits](Credits) one for each; later ones wait. Messages of the link group are sent first, then
+/// credits are granted if that is due, and connections follow in the order of their requests.
 ///
 /// `C` identifies a connection.
 ///
 /// ```text
 ///   queue_message ----> messages -----+
-///                                     +-> next_post --> posted --> outstanding --> completed
+///   received ---------> credits ------+-> next_post --> posted --> outstanding --> completed
 ///   queue_connection -> connections --+
 /// ```
 #[derive(Clone, Debug)]
 pub struct SendQueue<C> {
     messages: VecDeque<(OpTag, Vec<u8>)>,
-    connections: VecDeque<C>,
+    /// Connections that have had nothing to post for a while.
+    sparse: VecDeque<C>,
+    /// Connections that had more to post after their turn.
+    backlogged: VecDeque<C>,
+    /// All of these.
     waiting: HashSet<C>,
+    /// The last turn was that of a sparse connection.
+    was_sparse: bool,
     pub(super) outstanding: VecDeque<(OpId, Posted<C>)>,
     last: u64,
     /// Since when nothing was posted or completed although messages wait.
     stalled: Option<Instant>,
+    /// `None`: the ends have not agreed on them.
+    credits: Option<Credits>,
+    /// Since when there has been no credit for a connection.
+    starved: Option<Instant>,
 }
 
 /// A completed or outstanding post.
@@ -39,6 +50,8 @@ pub enum Posted<C> {
     Llc(OpTag),
     /// A message of a connection, with its data.
     Cdc(C),
+    /// A message that grants so many receive credits.
+    Credits(u16),
 }
 
 /// The next post.
@@ -48,6 +61,8 @@ pub enum NextPost<C> {
     Llc(OpTag, Vec<u8>),
     /// Let this connection post **one** message if it has any.
     Cdc(C),
+    /// Grant so many receive credits, then call [`SendQueue::posted`].
+    Credits(u16),
 }
 
 /// So many messages wait that the peer must be flooding this side; take the link down.
@@ -74,12 +89,60 @@ impl<C: Copy + Eq + Hash> SendQueue<C> {
     pub fn new() -> Self {
         Self {
             messages: VecDeque::new(),
-            connections: VecDeque::new(),
+            sparse: VecDeque::new(),
+            backlogged: VecDeque::new(),
             waiting: HashSet::new(),
+            was_sparse: false,
             outstanding: VecDeque::new(),
             last: 0,
             stalled: None,
+            credits: None,
+            starved: None,
         }
+    }
+
+    /// The same of a link whose ends have agreed on receive credits.
+    #[must_use]
+    pub fn with_credits(credits: Credits) -> Self {
+        Self {
+            credits: Some(credits),
+            ..Self::new()
+        }
+    }
+
+    /// The receive credits of the link, if the ends have agreed on them.
+    #[must_use]
+    pub const fn credits(&self) -> Option<&Credits> {
+        self.credits.as_ref()
+    }
+
+    /// A message was received, which grants so many receive credits. Returns whether
+    /// [`next_post`](Self::next_post) may have something that it did not have before.
+    ///
+    /// # Errors
+    ///
+    /// As [`Credits::received`]: the link has to be taken down.
+    pub fn received(&mut self, now: Instant, grants: u32) -> Result<bool, CreditError> {
+        let Some(credits) = &mut self.credits else {
+            return Ok(false);
+        };
+        credits.received(grants)?;
+        if grants > 0 {
+            self.reset_stall_timer(now);
+            self.starved = self.starved.filter(|_| !self.has_credit());
+        }
+        let waits = !self.messages.is_empty() || !self.waiting.is_empty();
+        let is_due = self
+            .credits
+            .as_ref()
+            .is_some_and(|credits| credits.announcement().is_some());
+        Ok(is_due || (waits && grants > 0))
+    }
+
+    /// The receive credits that the next message of a connection has to grant.
+    #[must_use]
+    pub fn grants_with_cdc(&self) -> u8 {
+        self.credits.as_ref().map_or(0, Credits::with_cdc)
     }
 
     /// A message of the link group has to be posted
@@ -105,43 +168,87 @@ impl<C: Copy + Eq + Hash> SendQueue<C> {
     /// A connection has a message to post. Repeated calls have no effect until it was served.
     pub fn queue_connection(&mut self, conn: C) {
         if self.waiting.insert(conn) {
-            self.connections.push_back(conn);
+            self.sparse.push_back(conn);
+        }
+    }
+
+    /// As [`queue_connection`](Self::queue_connection), for a connection that has more to post
+    /// after its turn. Of these and the others one after the other is served, so that a connection
+    /// with few messages does not wait for all that have many.
+    pub fn requeue_connection(&mut self, conn: C) {
+        if self.waiting.insert(conn) {
+            self.backlogged.push_back(conn);
         }
     }
 
     /// A connection was removed, or moved to another link.
     pub fn remove_connection(&mut self, conn: C) {
         if self.waiting.remove(&conn) {
-            self.connections.retain(|other| *other != conn);
+            self.sparse.retain(|other| *other != conn);
+            self.backlogged.retain(|other| *other != conn);
         }
     }
 
-    /// Whether there is space for a post, regardless of waiting ones.
+    /// Whether there is space for the post of a connection, regardless of waiting ones.
     #[must_use]
     pub fn has_capacity(&self) -> bool {
+        self.has_space() && self.has_credit()
+    }
+
+    /// Whether the device has space for a post.
+    #[must_use]
+    pub fn has_space(&self) -> bool {
         self.outstanding.len() < SENDS_MAX
+    }
+
+    /// Whether there is a receive credit for a connection, or none is needed.
+    fn has_credit(&self) -> bool {
+        self.credits.as_ref().is_none_or(Credits::allows_cdc)
     }
 
     /// Whether a connection may post at once: there is space, and nothing waits.
     #[must_use]
     pub fn can_post_now(&self) -> bool {
-        self.has_capacity() && self.messages.is_empty() && self.connections.is_empty()
+        self.has_capacity() && self.messages.is_empty() && self.waiting.is_empty()
     }
 
     /// The next post; `None` without space, and when nothing waits.
     ///
     /// A connection that has more than one message to post calls
-    /// [`queue_connection`](Self::queue_connection) again.
+    /// [`requeue_connection`](Self::requeue_connection).
     pub fn next_post(&mut self) -> Option<NextPost<C>> {
-        if !self.has_capacity() {
+        if !self.has_space() {
             return None;
         }
-        if let Some((tag, message)) = self.messages.pop_front() {
-            return Some(NextPost::Llc(tag, message));
+        let credits = self.credits.as_ref();
+        if credits.is_none_or(Credits::allows_llc) {
+            if let Some((tag, message)) = self.messages.pop_front() {
+                return Some(NextPost::Llc(tag, message));
+            }
         }
-        let conn = self.connections.pop_front()?;
+        if let Some(grants) = credits.and_then(Credits::announcement) {
+            return Some(NextPost::Credits(grants));
+        }
+        if !self.has_credit() {
+            return None;
+        }
+        let conn = self.next_connection()?;
         self.waiting.remove(&conn);
         Some(NextPost::Cdc(conn))
+    }
+
+    fn next_connection(&mut self) -> Option<C> {
+        let is_sparse = !self.was_sparse || self.backlogged.is_empty();
+        let (first, second) = match is_sparse {
+            true => (&mut self.sparse, &mut self.backlogged),
+            false => (&mut self.backlogged, &mut self.sparse),
+        };
+        let (conn, is_first) = match first.pop_front() {
+            Some(conn) => (conn, true),
+            None => (second.pop_front()?, false),
+        };
+        self.was_sparse = is_sparse == is_first;
+        Some(conn)
     }
 
     /// The number under which the next post is reported; pass it to the device.
@@ -154,6 +261,16 @@ impl<C: Copy + Eq + Hash> SendQueue<C> {
     pub fn posted(&mut self, now: Instant, what: Posted<C>) {
         let op = self.next_op();
         self.last = op.0;
+        if let Some(credits) = &mut self.credits {
+            credits.sent(match &what {
+                Posted::Llc(_) => 0,
+                Posted::Cdc(_) => credits.with_cdc().into(),
+                Posted::Credits(grants) => (*grants).into(),
+            });
+        }
+        if !self.has_credit() {
+            self.starved.get_or_insert(now);
+        }
         self.outstanding.push_back((op, what));
         self.reset_stall_timer(now);
     }
@@ -197,10 +314,18 @@ impl<C: Copy + Eq + Hash> SendQueue<C> {
         outstanding.into_iter().map(|(_, what)| what)
     }
 
-    /// When the link has to be taken down, unless a post is completed before.
+    /// When the link has to be taken down, unless a post is completed before, or the peer grants
+    /// receive credits.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.stalled?.checked_add(SEND_QUEUE_TIMEOUT)
+        let since = self.stalled.into_iter().chain(self.starved).min();
+        since?.checked_add(SEND_QUEUE_TIMEOUT)
+    }
+
+    /// Whether connections cannot post for want of receive credits.
+    #[must_use]
+    pub const fn is_starved(&self) -> bool {
+        self.starved.is_some()
     }
 
     fn reset_stall_timer(&mut self, now: Instant) {

@@ -107,6 +107,10 @@ impl Link for FaultyLink {
         self.fault.state().silence(self.qpn());
     }
 
+    fn receives(&self) -> u32 {
+        self.inner.receives()
+    }
+
     fn counters(&self) -> LinkCounters {
         self.inner.counters()
     }

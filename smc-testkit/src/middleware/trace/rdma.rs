@@ -120,6 +120,10 @@ impl Link for TracedLink {
         self.inner.close();
     }
 
+    fn receives(&self) -> u32 {
+        self.inner.receives()
+    }
+
     fn counters(&self) -> LinkCounters {
         self.inner.counters()
     }

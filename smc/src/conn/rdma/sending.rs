@@ -255,7 +255,9 @@ impl RdmaConn {
                 break;
             }
             if in_turn {
-                sender.requeue_connection(self.token);
+                if bound.transmit.has_pending_post() {
+                    sender.requeue_connection(self.token);
+                }
                 break;
             }
         }
@@ -284,14 +286,14 @@ impl BoundSending {
             (Some(from), Some(to)) => {
                 let writes = post.spans.map(|span| write(&span, &**from, to));
                 let count = post.writes().count();
-                slot.post(now, &writes[..count], &post.cdc.to_bytes())
+                slot.post(now, &writes[..count], &post.cdc)
             }
-            _ if post.payload() == 0 => slot.post(now, &[], &post.cdc.to_bytes()),
+            _ if post.payload() == 0 => slot.post(now, &[], &post.cdc),
             // Without an RKEY on this link nothing can be written, but an abort can be sent, behind
             // the delivered data.
             _ if is_abort => {
                 post.cdc.producer = self.delivered;
-                slot.post(now, &[], &post.cdc.to_bytes())
+                slot.post(now, &[], &post.cdc)
             }
             _ => PostResult::Unreachable,
         };

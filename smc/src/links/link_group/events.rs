@@ -9,6 +9,7 @@ use smc_wire::cdc::CdcR;
 
 use super::super::super::conn::ReceivedCdc;
 use super::super::super::runtime::Timer;
+use super::super::link_sender::LinkSender;
 use super::RdmaLinkGroup;
 use crate::device::{Inbound, LinkFailure, OpId};
 use crate::mem::sync::Ordering;
@@ -19,6 +20,26 @@ impl RdmaLinkGroup {
     /// A link has received a message.
     pub(crate) fn handle_received(self: &Arc<Self>, link: LinkId, message: &Inbound) {
         let bytes = message.as_bytes();
+        let Some(sender) = self.sender(link) else {
+            return self.handle_message(link, None, bytes);
+        };
+        match sender.received(self.now(), bytes) {
+            Err(error) => self.give_up(link, LinkFailure::QueuePair(error.message())),
+            Ok(may_post) => {
+                self.handle_message(link, Some(&sender), bytes);
+                if may_post {
+                    self.pump(&sender);
+                }
+            }
+        }
+    }
+
+    fn handle_message(
+        self: &Arc<Self>,
+        link: LinkId,
+        sender: Option<&Arc<LinkSender>>,
+        bytes: &[u8],
+    ) {
         if bytes.first() != Some(&CdcR::TYPE) {
             self.log.received(link, bytes);
             let is_awaited = self.step(|state, now| {
@@ -45,10 +66,7 @@ impl RdmaLinkGroup {
                     .in_scope(|| log.dropped("CDC", DropReason::Malformed));
             }
         }
-        if self
-            .sender(link)
-            .is_some_and(|sender| sender.take_activity_due(self.now()))
-        {
+        if sender.is_some_and(|sender| sender.take_activity_due(self.now())) {
             self.step(|state, now| state.machine.handle_received(now, link));
         }
     }
@@ -62,6 +80,7 @@ impl RdmaLinkGroup {
                 Posted::Llc(tag) => {
                     self.step(|state, now| state.machine.handle_completed(now, link, tag));
                 }
+                Posted::Credits(_) => {}
                 Posted::Cdc(token) => {
                     if let Some(conn) = self.member(token) {
                         conn.handle_completed(link);
@@ -71,6 +90,10 @@ impl RdmaLinkGroup {
             }
         }
         self.pump(&sender);
+        if sender.is_starved() {
+            // The group's task ends the link if there are none for long.
+            self.task.wake();
+        }
     }
 
     /// The device reports that the queue pair sends and receives nothing any more.

@@ -258,11 +258,13 @@ impl RdmaLinkGroup {
         driver.links.lock().insert(qpn, Arc::downgrade(self), link);
         match pending.connect(peer, route).await {
             Ok(connected) => {
+                let terms = self.state.lock().machine.terms();
                 let sender = Arc::new(LinkSender::new(
                     link,
                     device,
                     connected,
                     &driver,
+                    &terms,
                     self.now(),
                 ));
                 self.state.lock().senders.insert(link, sender);

@@ -4,6 +4,7 @@ mod add_link;
 mod agreement;
 mod authentication;
 mod confirm_link;
+mod credits;
 mod delete_link;
 mod ends;
 mod failover;

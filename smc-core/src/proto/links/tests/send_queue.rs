@@ -7,6 +7,7 @@ fn post(slots: &mut SendQueue<u32>, now: Instant) -> Option<Posted<u32>> {
     let what = match slots.next_post()? {
         NextPost::Llc(tag, _) => Posted::Llc(tag),
         NextPost::Cdc(conn) => Posted::Cdc(conn),
+        NextPost::Credits(grants) => Posted::Credits(grants),
     };
     slots.posted(now, what);
     Some(what)
@@ -32,6 +33,22 @@ fn messages_go_first_and_connections_in_turn() {
     slots.queue_connection(1);
     assert_eq!(post(&mut slots, now), Some(Posted::Cdc(1)));
     assert_eq!(slots.outstanding.len(), 4);
+}
+
+#[test]
+fn a_connection_with_few_messages_does_not_wait_for_all_that_have_many() {
+    let now = Instant::now();
+    let mut slots = SendQueue::new();
+    (10..20).for_each(|conn| slots.requeue_connection(conn));
+    slots.queue_connection(1);
+    slots.queue_connection(2);
+    let order: Vec<_> = std::iter::from_fn(|| post(&mut slots, now)).collect();
+    let first = [1, 10, 2, 11, 12, 13].map(Posted::Cdc);
+    assert_eq!(order[..6], first, "one of each kind in turn");
+    assert_eq!(order.len(), 12);
+    slots.requeue_connection(10);
+    slots.remove_connection(10);
+    assert!(slots.next_post().is_none());
 }
 
 #[test]
