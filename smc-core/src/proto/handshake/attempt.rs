@@ -12,8 +12,8 @@ use smc_wire::types::{
     Release, RoceGid, Version,
 };
 
-use super::config::LinkLimits;
 use super::early::{PER_CONNECTION, ReceivedEarlyData, ReceivedRdmaEnd};
+use super::rdma_port::LinkLimits;
 use super::steps::{Awaits, When};
 use super::{DirectDevice, HandshakeConfig, LocalRmb, RdmaPort, Work};
 use crate::device::{LinkAddress, Route};

@@ -17,11 +17,11 @@ use smc_wire::types::{
 };
 
 use super::attempt::{DeviceAttempt, DirectEnds, Ends, OF_RDMA, RdmaEnds, common_features};
-use super::config::LinkLimits;
 use super::config::{mask_v4, mask_v6};
 use super::decline::SearchedDevices;
 use super::early::{PER_CONNECTION, SentEarly};
 use super::machine::{Failure, RoleState, emitted};
+use super::rdma_port::LinkLimits;
 use super::steps::{ACCEPT, CLIENT_DIRECT, CLIENT_RDMA};
 use super::{
     DeclineCause, DeviceExclusion, DirectDevice, EarlyConfirm, EarlyData, Handshake,

@@ -7,9 +7,9 @@ use smc_wire::types::{Eid, Features, Gid, Release, RoceGid, Version};
 
 use super::attempt::{DeviceAttempt, DirectEnds, Ends, RdmaEnds, common_features};
 use super::client::{is_same_subnet, v1_gid};
-use super::config::LinkLimits;
 use super::decline::SearchedDevices;
 use super::early::{ReceivedEarly, ReceivedEarlyData};
+use super::rdma_port::LinkLimits;
 use super::{
     DeclineCause, DirectDevice, HandshakeConfig, PeerBuffer, RdmaConfig, RdmaPort, TcpPath,
 };
