@@ -136,7 +136,8 @@ pub(crate) struct EndpointConfig {
 pub(crate) const VENDOR_FEATURES: Features = Features::SINGLE_LINK
     .union(Features::AUTHENTICATION)
     .union(Features::EARLY_CONFIRM)
-    .union(Features::EARLY_DATA);
+    .union(Features::EARLY_DATA)
+    .union(Features::RDMA_IPV6);
 
 impl Default for EndpointConfig {
     fn default() -> Self {

@@ -523,12 +523,22 @@ pub(super) fn common_features(
 ) -> Features {
     let both = config.vendor_features_for(release) & peer;
     let Ends::Rdma(ends) = ends else {
-        return both.difference(OF_RDMA);
+        return features_at(None, both);
     };
+    let both = features_at(Some(&ends.port), both);
     let has_one_link = ends.limits.is_some_and(|limits| limits.links == 1);
     match has_one_link && both.contains(OF_RDMA) {
         true => both,
         false => both.difference(Features::SINGLE_LINK | PER_CONNECTION),
+    }
+}
+
+/// Those of these features that go with SMC-R v2 at this port, or without it.
+pub(super) fn features_at(port: Option<&RdmaPort>, all: Features) -> Features {
+    match port {
+        Some(port) if port.is_ipv6() => all,
+        Some(_) => all.difference(Features::RDMA_IPV6),
+        None => all.difference(OF_RDMA | Features::RDMA_IPV6),
     }
 }
 

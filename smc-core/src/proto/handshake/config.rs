@@ -93,6 +93,15 @@ impl HandshakeConfig {
         }
     }
 
+    /// The features that the PROPOSAL of a client may state.
+    pub(super) fn client_features(&self) -> Features {
+        let own = self.vendor_features_for(self.release);
+        match self.rdma.as_ref().is_some_and(|rdma| rdma.offers_ipv6) {
+            true => own,
+            false => own.difference(Features::RDMA_IPV6),
+        }
+    }
+
     pub(super) fn has_devices(&self) -> bool {
         !self.devices.is_empty() || self.rdma.is_some()
     }

@@ -1,10 +1,10 @@
 //! The ports of SMC-R, and the choice of the one for a connection (docs/spec/handshake.md#port).
 
 use core::fmt::Debug;
-use core::net::{IpAddr, Ipv4Addr};
+use core::net::IpAddr;
 use std::sync::Arc;
 
-use smc_wire::types::{PeerId, PnetId, RoceGid, Version};
+use smc_wire::types::{Features, PeerId, PnetId, RoceGid, Version};
 
 use super::{Subnet, TcpPath};
 use crate::device::{RdmaAddress, RoceKind, Route};
@@ -25,6 +25,9 @@ pub struct RdmaConfig {
     /// Whether SMC-R v1 is offered and accepted. It needs an address of kind
     /// [`RoceKind::V1`] and an interface whose subnets are known.
     pub v1: bool,
+    /// Whether a client with [`Features::RDMA_IPV6`] offers SMC-R v2 over IPv6. Servers without the
+    /// feature get that offer as well, and decline it (docs/spec/extensions.md#smc-r-over-ipv6).
+    pub offers_ipv6: bool,
     /// Routes of the host; without, the subnets of the ports are all that is reached.
     pub routes: Option<Arc<dyn Routes>>,
 }
@@ -49,6 +52,7 @@ impl RdmaConfig {
             peer_id,
             max_conns: u8::MAX,
             v1: true,
+            offers_ipv6: false,
             routes: None,
         }
     }
@@ -62,13 +66,24 @@ impl RdmaConfig {
     }
 
     /// The port for a connection in this version: the first on its physical network with a
-    /// suitable address (docs/spec/handshake.md#port).
-    pub(super) fn port(&self, version: Version, path: &TcpPath) -> Option<&RdmaPort> {
+    /// suitable address (docs/spec/handshake.md#port). `features`: those that both sides may have.
+    pub(super) fn port(
+        &self,
+        version: Version,
+        path: &TcpPath,
+        features: Features,
+    ) -> Option<&RdmaPort> {
         if path.vlan_unknown || !(version.is_v2() || self.v1) {
             return None;
         }
-        let mut ports = self.ports.iter();
-        ports.find(|port| port.mismatch(version, path).is_none())
+        let ports = self.ports.iter();
+        let mut fitting = ports.filter(|port| port.mismatch(version, path, features).is_none());
+        // Of IPv6 an interface has several addresses, of which some are not usable yet, and some
+        // not for long. That of the connection is, for as long as the connection.
+        let is_of_connection =
+            |port: &&RdmaPort| port.is_ipv6() && port.address.gid.ip() == path.local;
+        let of_connection = fitting.clone().find(is_of_connection);
+        of_connection.or_else(|| fitting.next())
     }
 
     /// Another address for a link to a peer: on another port of the same physical network. Without
@@ -80,7 +95,7 @@ impl RdmaConfig {
     }
 
     fn has_route(&self, port: &RdmaPort, to: RoceGid) -> bool {
-        let (Some(routes), Some(to)) = (&self.routes, to.ipv4()) else {
+        let (Some(routes), Some(to)) = (&self.routes, to.ip()) else {
             return true;
         };
         routes.by_port(&port.address, to).is_some()
@@ -91,7 +106,7 @@ impl RdmaConfig {
         if !version.is_v2() {
             return Some(Route::SameSubnet);
         }
-        let to = to.ipv4()?;
+        let to = to.ip().filter(|_| port.address.is_of_family(to))?;
         match &self.routes {
             Some(routes) => routes.route(&port.address, to),
             None => has_address(&port.subnets, to).then_some(Route::SameSubnet),
@@ -102,10 +117,10 @@ impl RdmaConfig {
 /// The routes of a host.
 pub trait Routes: Debug + Send + Sync {
     /// How packets get from an address of a device to another address; `None` if they do not.
-    fn route(&self, from: &RdmaAddress, to: Ipv4Addr) -> Option<Route>;
+    fn route(&self, from: &RdmaAddress, to: IpAddr) -> Option<Route>;
 
     /// The same by the network interface of the address alone.
-    fn by_port(&self, from: &RdmaAddress, to: Ipv4Addr) -> Option<Route>;
+    fn by_port(&self, from: &RdmaAddress, to: IpAddr) -> Option<Route>;
 }
 
 /// Connections and links of a link group, as stated in v2.1.
@@ -135,11 +150,19 @@ impl RdmaPort {
     /// peer: another port with the same PNET ID, or without one in the same VLAN.
     fn is_alternate_of(&self, other: &Self) -> bool {
         let (own, address) = (&self.address, &other.address);
+        // A port without an IP address can get one of either family.
+        let is_open = address.gid.ip().is_none() && own.gid.ip().is_some();
         self.pnet_id == other.pnet_id
             && own.kind == address.kind
             && own.vlan == address.vlan
             && (self.device, own.port) != (other.device, address.port)
-            && (own.kind == RoceKind::V1 || own.gid.ipv4().is_some())
+            && (is_open || own.is_of_family(address.gid))
+    }
+
+    /// Whether the GID is an IPv6 address of RoCEv2.
+    pub(super) fn is_ipv6(&self) -> bool {
+        let ip = self.address.gid.ip();
+        self.address.kind == RoceKind::V2 && ip.is_some_and(|ip| ip.is_ipv6())
     }
 
     /// Same PNET ID, or without one: the same network device.
@@ -163,8 +186,14 @@ impl RdmaPort {
         }
     }
 
-    /// Why a connection cannot use this address; `None` if it can.
-    pub(super) fn mismatch(&self, version: Version, path: &TcpPath) -> Option<DeviceExclusion> {
+    /// Why a connection cannot use this address; `None` if it can. `features`: those that both
+    /// sides may have.
+    pub(super) fn mismatch(
+        &self,
+        version: Version,
+        path: &TcpPath,
+        features: Features,
+    ) -> Option<DeviceExclusion> {
         let (address, is_v2) = (&self.address, version.is_v2());
         let kind = if is_v2 { RoceKind::V2 } else { RoceKind::V1 };
         if !self.is_on_network_of(path) {
@@ -176,10 +205,18 @@ impl RdmaPort {
         if address.kind != kind {
             return Some(DeviceExclusion::OtherVersion);
         }
-        let has_address = |local| has_address(&self.subnets, local);
-        match path.local {
-            Some(IpAddr::V4(local)) if address.gid.ipv4().is_some() && has_address(local) => None,
-            _ => Some(DeviceExclusion::NoIpv4).filter(|_| is_v2),
+        let is_ipv6 = path.local.is_some_and(|local| local.is_ipv6());
+        let of_family = address.gid.ip().filter(|ip| ip.is_ipv6() == is_ipv6);
+        let is_agreed = !is_ipv6 || features.contains(Features::RDMA_IPV6);
+        let is_fit = path
+            .local
+            .is_some_and(|local| has_address(&self.subnets, local));
+        match (is_agreed, of_family) {
+            _ if !is_v2 => None,
+            (false, _) => Some(DeviceExclusion::Ipv6NotOffered),
+            (true, Some(_)) if is_fit => None,
+            (true, _) if is_ipv6 => Some(DeviceExclusion::NoIpv6),
+            (true, _) => Some(DeviceExclusion::NoIpv4),
         }
     }
 }
@@ -222,14 +259,19 @@ pub enum DeviceExclusion {
     /// SMC-R v2: the GID or the connection has no IPv4 address in one subnet.
     #[error("GID and connection have no IPv4 addresses in one subnet")]
     NoIpv4,
+    /// SMC-R v2 over IPv6: the GID or the connection has no IPv6 address in one subnet; link-local
+    /// addresses do not count.
+    #[error("GID and connection have no IPv6 addresses in one subnet")]
+    NoIpv6,
+    /// SMC-R v2: the connection is one of IPv6, and the endpoint does not offer SMC-R over that.
+    #[error("endpoint does not offer SMC-R v2 over IPv6")]
+    Ipv6NotOffered,
     /// SMC-R: another address is offered.
     #[error("another port of the same network is offered")]
     OtherPort,
 }
 
 /// Whether an address is in one of these subnets.
-fn has_address(subnets: &[Subnet], address: Ipv4Addr) -> bool {
-    subnets
-        .iter()
-        .any(|subnet| subnet.contains(IpAddr::V4(address)))
+fn has_address(subnets: &[Subnet], address: IpAddr) -> bool {
+    subnets.iter().any(|subnet| subnet.contains(address))
 }
