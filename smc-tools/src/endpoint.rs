@@ -26,6 +26,10 @@ pub(crate) struct EndpointArgs {
     #[arg(long, value_name = "DEVICE")]
     rdma: Option<String>,
 
+    /// With --rdma: offer SMC-R over IPv6 as well, which servers of kernels decline
+    #[arg(long, requires = "rdma")]
+    rdma_ipv6: bool,
+
     /// A UEID; repeated for up to four. With --rdma it is SMC-TOOLS unless set: both ends need one
     /// EID in common
     #[arg(long, value_name = "EID")]
@@ -60,7 +64,7 @@ impl EndpointArgs {
             PolicyName::Require => Policy::Require,
             PolicyName::Never => Policy::Never,
         });
-        builder = builder.seid(!self.no_seid);
+        builder = builder.seid(!self.no_seid).rdma_ipv6(self.rdma_ipv6);
         builder = self
             .ueid
             .iter()

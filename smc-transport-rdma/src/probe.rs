@@ -64,9 +64,9 @@ pub enum Unusable {
     /// No port is active.
     #[error("no port is active; is the network interface up?")]
     PortDown,
-    /// No active port has a RoCE version 2 GID with an IPv4 address, which SMC-R version 2 takes.
-    /// Version 1 may do with what there is.
-    #[error("no RoCE v2 GID with an IPv4 address; has the network interface one?")]
+    /// No active port has a RoCE version 2 GID with an IPv4 address, or with an IPv6 address that
+    /// is not link-local, which SMC-R version 2 takes. Version 1 may do with what there is.
+    #[error("no RoCE v2 GID with an IP address; has the network interface one?")]
     NoAddress,
 }
 
@@ -117,7 +117,7 @@ fn usable(name: &str, context: &Arc<DeviceContext>, ports: &[Port]) -> Result<()
         return Err(Unusable::PortDown);
     }
     let addresses = port::active(ports);
-    let fits = |address: &RdmaAddress| address.kind == RoceKind::V2 && address.gid.ipv4().is_some();
+    let fits = |address: &RdmaAddress| address.kind == RoceKind::V2 && address.gid.ip().is_some();
     if !addresses.iter().any(|entry| fits(&entry.address)) {
         return Err(Unusable::NoAddress);
     }

@@ -275,6 +275,8 @@ impl Builder {
     /// - [`Features::RECEIVE_CREDITS`]: an end of an SMC-R link sends no message for which the peer
     ///   has no receive buffer, so that the connections of a link do not stall until the device
     ///   sends it again (RNR).
+    /// - [`Features::RDMA_IPV6`]: SMC-R v2 over IPv6 with clients that offer it
+    ///   ([`rdma_ipv6`](Self::rdma_ipv6)).
     /// - [`Features::SINGLE_LINK`], only with authentication: in groups with one link
     ///   ([`max_links`](Self::max_links)) RMBs stay announced when their connections have ended, so
     ///   that further connections take two round trips less.
@@ -310,6 +312,21 @@ impl Builder {
     #[must_use]
     pub fn fast_open(mut self, on: bool) -> Self {
         self.config.fast_open = on;
+        self
+    }
+
+    /// Sets whether connects over IPv6 offer SMC-R v2, with GIDs that are IPv6 addresses. Off
+    /// unless set: a kernel has SMC-R v2 over IPv4 only, and does not get such an offer otherwise
+    /// (docs/spec/extensions.md#smc-r-over-ipv6).
+    ///
+    /// Clients alone have to set it: servers of this library accept the offer if they have
+    /// [`Features::RDMA_IPV6`], which all have unless
+    /// [`vendor_features`](Self::vendor_features) leaves it out. A kernel declines it, or uses what
+    /// else is offered, as it would without; a stream that is TCP then takes one round trip more.
+    /// Link-local addresses are not used.
+    #[must_use]
+    pub fn rdma_ipv6(mut self, on: bool) -> Self {
+        self.ports.offers_ipv6 = on;
         self
     }
 

@@ -137,7 +137,8 @@ pub(crate) const VENDOR_FEATURES: Features = Features::SINGLE_LINK
     .union(Features::AUTHENTICATION)
     .union(Features::EARLY_CONFIRM)
     .union(Features::EARLY_DATA)
-    .union(Features::RECEIVE_CREDITS);
+    .union(Features::RECEIVE_CREDITS)
+    .union(Features::RDMA_IPV6);
 
 impl Default for EndpointConfig {
     fn default() -> Self {

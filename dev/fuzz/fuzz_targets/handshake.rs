@@ -20,6 +20,7 @@ fuzz_target!(|data: &[u8]| {
         rdma_v1: devices & 16 != 0,
         old_server: devices & 32 != 0,
         single_link: devices & 64 != 0,
+        ipv6: devices & 128 != 0,
     });
     world.open(CLIENT, [true, true]);
     while !input.is_empty() {

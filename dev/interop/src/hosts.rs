@@ -176,6 +176,7 @@ fn exchange(
         test_link: node.test_link(),
         features: OurFeatures::DEFAULT,
         has_driver_thread: false,
+        offers_ipv6: false,
         events_to: None,
     };
     let at = SocketAddr::new(args.address.into(), port);

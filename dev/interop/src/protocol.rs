@@ -66,7 +66,7 @@ pub(crate) enum Pnet {
 pub(crate) enum OurFeatures {
     /// Version 2.1 alone.
     None,
-    /// RMBs stay announced in groups with a single link.
+    /// RMBs stay announced in groups with a single link, and SMC-R over IPv6 is accepted.
     SingleLink,
     /// The PROPOSAL has the client's end of the connection.
     EarlyConfirm,
@@ -111,6 +111,8 @@ pub(crate) struct Job {
     pub(crate) features: OurFeatures,
     /// The userspace stack runs its drivers on a thread of their own.
     pub(crate) has_driver_thread: bool,
+    /// The userspace stack offers SMC-R over IPv6.
+    pub(crate) offers_ipv6: bool,
     /// Where its events are sent as datagrams too, so that captures show it in its place.
     pub(crate) events_to: Option<SocketAddr>,
 }

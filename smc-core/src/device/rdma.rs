@@ -1,6 +1,7 @@
 //! The SMC-R operations of a device: queue pairs and registered memory.
 
 use std::fmt::Debug;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -122,6 +123,15 @@ impl RdmaAddress {
     pub fn is_same_entry(&self, other: &Self) -> bool {
         let entry = |of: &Self| (of.gid, of.kind, of.port, of.vlan);
         entry(self) == entry(other)
+    }
+
+    /// Whether packets of this address get to a GID, as far as both say: in RoCEv2 both stand for
+    /// IPv4 addresses or both for IPv6 addresses.
+    #[must_use]
+    pub fn is_of_family(&self, gid: RoceGid) -> bool {
+        let both = self.gid.ip().zip(gid.ip());
+        let is_same = |(one, two): (IpAddr, IpAddr)| one.is_ipv4() == two.is_ipv4();
+        self.kind == RoceKind::V1 || both.is_some_and(is_same)
     }
 
     /// Sets the network interface.

@@ -1,7 +1,7 @@
 //! Network addresses: MAC, peer ID and RoCE GID.
 
 use core::fmt;
-use core::net::{Ipv4Addr, Ipv6Addr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::wire_id::wire_id;
 
@@ -97,6 +97,35 @@ impl RoceGid {
             _ => false,
         };
         (form && head == [0; 10]).then_some(Ipv4Addr::new(a, b, c, d))
+    }
+
+    /// The IP address that packets of RoCEv2 with this GID have: IPv4 in either form, or an IPv6
+    /// address that other hosts can reach.
+    ///
+    /// `None` for zero, IPv6 multicast, and link-local addresses, which mean something else at each
+    /// interface (docs/spec/identifiers.md#roce-gid).
+    ///
+    /// ```
+    /// use smc_wire::types::RoceGid;
+    ///
+    /// let ip = |text: &str| {
+    ///     let gid = RoceGid::from_ipv6(text.parse().expect("an address"));
+    ///     gid.ip().map(|ip| ip.to_string())
+    /// };
+    /// assert_eq!(ip("2001:db8::7").as_deref(), Some("2001:db8::7"));
+    /// assert_eq!(ip("::ffff:192.0.2.7").as_deref(), Some("192.0.2.7"));
+    /// assert_eq!(ip("fe80::7"), None);
+    /// ```
+    #[must_use]
+    pub fn ip(self) -> Option<IpAddr> {
+        if let Some(address) = self.ipv4() {
+            return Some(address.into());
+        }
+        let address = self.ipv6();
+        let is_usable = !address.is_unspecified()
+            && !address.is_multicast()
+            && !address.is_unicast_link_local();
+        is_usable.then_some(address.into())
     }
 
     /// The sixteen bytes read as an IPv6 address.

@@ -79,6 +79,22 @@ mod gid {
     }
 
     #[test]
+    fn addresses_that_other_hosts_can_reach() {
+        let ip = |text: &str| RoceGid::from_ipv6(text.parse().unwrap()).ip();
+        let v4 = Some(Ipv4Addr::new(10, 9, 0, 2).into());
+        assert_eq!((ip("::ffff:10.9.0.2"), ip("::10.9.0.2")), (v4, v4));
+        for address in ["fd09::2", "2001:db8::1", "64:ff9b::10.9.0.2"] {
+            let expected = address.parse::<Ipv6Addr>().unwrap();
+            assert_eq!(ip(address), Some(expected.into()));
+        }
+        for address in ["::", "fe80::1", "febf::1", "ff02::1"] {
+            assert_eq!(ip(address), None, "{address}");
+        }
+        // Twelve zero bytes and an address, which is none of IPv6.
+        assert!(ip("::1").is_some_and(|ip| ip.is_ipv4()));
+    }
+
+    #[test]
     fn halves_of_an_emulated_gid() {
         let gid = Gid::emulated(0x1111_2222);
         assert_eq!((gid.hi(), gid.lo()), (IsmGid(0), IsmGid(0x1111_2222)));

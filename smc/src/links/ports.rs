@@ -1,6 +1,6 @@
 //! The local RDMA addresses with their networks, and the choice for a TCP connection.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,8 @@ pub(crate) struct RdmaPorts {
     pub(crate) pnet_ids: Vec<(String, PnetId)>,
     pub(crate) max_links: Option<u8>,
     pub(crate) max_conns: Option<u8>,
+    /// Clients offer SMC-R v2 over IPv6.
+    pub(crate) offers_ipv6: bool,
 }
 
 /// The result of a scan, which takes a dozen system calls.
@@ -51,6 +53,7 @@ impl RdmaPorts {
         if let Some(max) = self.max_conns {
             config.max_conns = max;
         }
+        config.offers_ipv6 = self.offers_ipv6;
         Some(config)
     }
 
@@ -134,9 +137,8 @@ impl Groups {
         let mut found: Vec<&RdmaPort> = own.into_iter().collect();
         for port in ports.iter() {
             let is_known = found.iter().any(|known| routes.is_same_port(known, port));
-            let has_gid = port.address.kind == RoceKind::V1 || port.address.gid.ipv4().is_some();
             if !is_known
-                && has_gid
+                && port.address.is_of_family(like.gid)
                 && port.pnet_id == pnet_id
                 && (port.address.kind, port.address.vlan) == (like.kind, like.vlan)
                 && (pnet_id.is_some() || routes.is_in_network(port, own, peer))
@@ -157,7 +159,7 @@ impl Groups {
     pub(crate) fn link_route(&self, local: RoceGid, peer: RoceGid) -> Option<Route> {
         let (ports, routes) = self.ports_and_routes();
         let port = ports.iter().find(|port| port.address.gid == local)?;
-        let (to, address) = (peer.ipv4()?, &port.address);
+        let (to, address) = (peer.ip()?, &port.address);
         let by_port = routes.by_port(address, to);
         by_port.or_else(|| routes.route(address, to))
     }
@@ -260,19 +262,20 @@ struct HostRoutes {
 }
 
 impl Routes for HostRoutes {
-    fn route(&self, from: &RdmaAddress, to: Ipv4Addr) -> Option<Route> {
-        self.find(from.gid.ipv4()?, to, None)
+    fn route(&self, from: &RdmaAddress, to: IpAddr) -> Option<Route> {
+        self.find(from, to, None)
     }
 
-    fn by_port(&self, from: &RdmaAddress, to: Ipv4Addr) -> Option<Route> {
+    fn by_port(&self, from: &RdmaAddress, to: IpAddr) -> Option<Route> {
         let interface = named(&self.interfaces, from.interface.as_deref())?;
-        self.find(from.gid.ipv4()?, to, Some(interface.index))
+        self.find(from, to, Some(interface.index))
     }
 }
 
 impl HostRoutes {
-    fn find(&self, from: Ipv4Addr, to: Ipv4Addr, by: Option<u32>) -> Option<Route> {
-        let route = self.runtime.route(from.into(), to.into(), by)?;
+    fn find(&self, from: &RdmaAddress, to: IpAddr, by: Option<u32>) -> Option<Route> {
+        let from = from.gid.ip().filter(|ip| ip.is_ipv4() == to.is_ipv4())?;
+        let route = self.runtime.route(from, to, by)?;
         Some(match route.has_gateway {
             true => Route::Gateway,
             false => Route::SameSubnet,
@@ -298,7 +301,7 @@ impl HostRoutes {
 
     /// Whether a port reaches the network of a peer by itself.
     fn is_in_network(&self, port: &RdmaPort, own: Option<&RdmaPort>, peer: RoceGid) -> bool {
-        if let (RoceKind::V2, Some(peer)) = (port.address.kind, peer.ipv4()) {
+        if let (RoceKind::V2, Some(peer)) = (port.address.kind, peer.ip()) {
             return self.by_port(&port.address, peer).is_some();
         }
         // Version 1 does not leave the subnet.

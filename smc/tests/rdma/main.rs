@@ -12,6 +12,7 @@ mod forged;
 mod groups;
 mod hostile;
 mod interceptor;
+mod ipv6;
 mod links;
 mod memory;
 mod networks;

@@ -30,6 +30,12 @@ impl Route {
             has_gateway,
         }
     }
+
+    /// Whether it is by this interface, if there is one. The kernel prefers the interface that a
+    /// request names, but does not insist on it for IPv6.
+    fn is_by(&self, index: Option<u32>) -> bool {
+        self.interface == 0 || index.is_none_or(|index| index == self.interface)
+    }
 }
 
 /// The route from one address to another, as the kernel takes it now; `None` if there is none, or
@@ -62,10 +68,11 @@ pub fn route(from: IpAddr, to: IpAddr, by: Option<u32>) -> io::Result<Option<Rou
         Err(error) if is_refusal(&error) => return Ok(None),
         Err(error) => return Err(error),
     };
-    Ok(replies.into_iter().find_map(|reply| match reply {
+    let route = replies.into_iter().find_map(|reply| match reply {
         RouteNetlinkMessage::NewRoute(route) => Some(read(&route)),
         _ => None,
-    }))
+    });
+    Ok(route.filter(|route| route.is_by(by)))
 }
 
 /// The length of packets from one address to another that no IPsec policy applies to: the limit of
@@ -153,6 +160,15 @@ mod tests {
             route(other, Ipv4Addr::LOCALHOST.into(), None).unwrap(),
             None
         );
+    }
+
+    #[test]
+    fn a_route_by_another_interface_does_not_count() {
+        let route = Route::new(3, false);
+        assert!(route.is_by(None) && route.is_by(Some(3)));
+        assert!(!route.is_by(Some(4)));
+        // The kernel does not say it of a route over several interfaces.
+        assert!(Route::new(0, false).is_by(Some(4)));
     }
 
     #[test]

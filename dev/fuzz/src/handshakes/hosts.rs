@@ -1,6 +1,6 @@
 //! The hosts: their devices, addresses and configurations.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use smc_core::device::{LinkAddress, RdmaAddress, RoceKind};
@@ -33,6 +33,8 @@ pub struct Setting {
     pub old_server: bool,
     /// Groups of SMC-R with a single link, which take early CONFIRMs and early data.
     pub single_link: bool,
+    /// Connections over IPv6, and SMC-R with GIDs for them.
+    pub ipv6: bool,
 }
 
 /// The configuration of a host.
@@ -70,7 +72,15 @@ pub(super) fn config(side: usize, setting: Setting) -> HandshakeConfig {
         config.release = Release::V2_0;
     }
     if setting.rdma {
-        let mut rdma = RdmaConfig::new(PeerId::new(0x1234, mac(side)), vec![port(side)]);
+        let mut ports = vec![port(side)];
+        if setting.ipv6 {
+            config.vendor_features |= Features::RDMA_IPV6;
+            let mut of_ipv6 = port(side);
+            of_ipv6.address.gid = RoceGid::from_ipv6(ipv6(side));
+            ports.push(of_ipv6);
+        }
+        let mut rdma = RdmaConfig::new(PeerId::new(0x1234, mac(side)), ports);
+        rdma.offers_ipv6 = setting.ipv6;
         rdma.max_links = if setting.single_link { 1 } else { 2 };
         rdma.v1 = setting.rdma_v1;
         config.rdma = Some(rdma);
@@ -83,18 +93,27 @@ fn ip(side: usize) -> Ipv4Addr {
     Ipv4Addr::new(10, 9, 0, last)
 }
 
+fn ipv6(side: usize) -> Ipv6Addr {
+    let [.., last] = ip(side).octets();
+    Ipv6Addr::new(0xfd09, 0, 0, 0, 0, 0, 0, last.into())
+}
+
 fn mac(side: usize) -> Mac {
     Mac::new([0x52, 0x54, 0, 0, 0, ip(side).octets()[3]])
 }
 
 fn subnets(side: usize) -> Vec<Subnet> {
-    vec![Subnet::V4(ip(side), 24)]
+    vec![Subnet::V4(ip(side), 24), Subnet::V6(ipv6(side), 64)]
 }
 
 /// The path of a connection at one of its hosts.
-pub(super) fn path(side: usize, peer: usize) -> TcpPath {
+pub(super) fn path(side: usize, peer: usize, setting: Setting) -> TcpPath {
     let interface = Interface::new(subnets(side), PnetId::new("NET")).with_name("eth0");
-    let path = TcpPath::over(interface).with_addresses(ip(side).into(), ip(peer).into());
+    let [own, other] = [side, peer].map(|side| match setting.ipv6 {
+        true => IpAddr::from(ipv6(side)),
+        false => ip(side).into(),
+    });
+    let path = TcpPath::over(interface).with_addresses(own, other);
     TcpPath {
         // So that emulated devices are offered as well.
         same_host: true,

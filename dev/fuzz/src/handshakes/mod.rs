@@ -49,6 +49,7 @@ pub enum Outcome {
 /// The hosts and their connections.
 #[derive(Debug)]
 pub struct World {
+    setting: Setting,
     hosts: [Host; 3],
     connections: Vec<Connection>,
     now: Instant,
@@ -134,11 +135,12 @@ impl World {
         let now = Instant::now();
         let host = |of: usize| Host {
             config: Arc::new(hosts::config(of, setting)),
-            path: hosts::path(of, SERVER),
+            path: hosts::path(of, SERVER, setting),
             registry: Registry::default(),
             links: HashMap::new(),
         };
         Self {
+            setting,
             hosts: [host(CLIENT), host(SERVER), host(OTHER_CLIENT)],
             connections: Vec::new(),
             now,
@@ -279,7 +281,7 @@ impl World {
     }
 
     fn add(&mut self, client: usize, has_machine: [bool; 2], side: Side) {
-        let path = hosts::path(SERVER, client);
+        let path = hosts::path(SERVER, client, self.setting);
         let config = Arc::clone(&self.hosts[SERVER].config);
         let server = Side::new(Handshake::server(self.now, config, path));
         self.connections.push(Connection {

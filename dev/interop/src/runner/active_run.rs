@@ -262,6 +262,7 @@ pub(crate) fn job(run: &Run, end: ScenarioEnd, port: u16) -> Job {
         test_link: node.test_link(),
         features: OurFeatures::DEFAULT,
         has_driver_thread: node.has_driver_thread,
+        offers_ipv6: node.offers_ipv6,
         events_to: run
             .scenario
             .sends_events

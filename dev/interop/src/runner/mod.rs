@@ -12,7 +12,7 @@ use anyhow::Result;
 use clap::ValueEnum;
 
 use crate::lab::{Lab, Version};
-use crate::scenario::{Role, Scenario, ScenarioEnd};
+use crate::scenario::{Peers, Role, Scenario, ScenarioEnd};
 use crate::workload::Kind;
 
 pub(crate) use active_run::{EVENT_PORT, job};
@@ -92,8 +92,15 @@ impl Run {
         if ours && !cfg!(feature = "ours") {
             return Some("built without feature `ours`".into());
         }
-        if pairing == Pairing::Pair && !self.scenario.pair {
-            return Some("needs a peer that is not ours".into());
+        let why = match (self.scenario.peers, pairing) {
+            (Peers::NotOurs, Pairing::Pair) => Some("needs a peer that is not ours"),
+            (Peers::Ours, Pairing::Client | Pairing::Server | Pairing::Kernel) => {
+                Some("needs a peer that is ours")
+            }
+            _ => None,
+        };
+        if let Some(why) = why {
+            return Some(why.into());
         }
         let only_ours = self.scenario.only_ours.filter(|_| !ours);
         only_ours.map(str::to_owned)

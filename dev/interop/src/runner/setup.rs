@@ -78,11 +78,18 @@ pub(crate) fn before(lab: &mut Lab, run: &Run) -> Result<()> {
                 1 if node.is_apart => v4_apart(end),
                 _ => v4(end, nic),
             };
-            await_gid(lab, end, nic, address)?;
+            await_gid(lab, end, nic, address.to_ipv6_mapped())?;
+            if run.scenario.network == Network::V6 {
+                await_gid(lab, end, nic, v6(end, nic))?;
+            }
         }
         match run.scenario.network {
-            Network::Vlan | Network::Macvlan => await_gid(lab, end, 0, v4_stacked(end))?,
-            Network::Onlink | Network::Gateway => await_gid(lab, end, 0, v4_routed(end))?,
+            Network::Vlan | Network::Macvlan => {
+                await_gid(lab, end, 0, v4_stacked(end).to_ipv6_mapped())?;
+            }
+            Network::Onlink | Network::Gateway => {
+                await_gid(lab, end, 0, v4_routed(end).to_ipv6_mapped())?;
+            }
             Network::V4 | Network::V6 | Network::V4ToV6 => {}
         }
     }
@@ -183,7 +190,7 @@ pub(crate) fn give_devices(lab: &mut Lab, count: usize) -> Result<()> {
             lab,
             ScenarioEnd::Subject,
             nic,
-            v4(ScenarioEnd::Subject, nic),
+            v4(ScenarioEnd::Subject, nic).to_ipv6_mapped(),
         )
     })
 }
@@ -265,9 +272,9 @@ fn devices(lab: &mut Lab, guest: usize) -> Result<Vec<String>> {
 }
 
 /// Soft-RoCE fills its table of addresses a moment after the device is there.
-fn await_gid(lab: &mut Lab, end: ScenarioEnd, nic: usize, address: Ipv4Addr) -> Result<()> {
-    let [a, b, c, d] = address.octets();
-    let wanted = format!("0000:0000:0000:0000:0000:ffff:{a:02x}{b:02x}:{c:02x}{d:02x}");
+fn await_gid(lab: &mut Lab, end: ScenarioEnd, nic: usize, address: Ipv6Addr) -> Result<()> {
+    let wanted = address.segments().map(|segment| format!("{segment:04x}"));
+    let wanted = wanted.join(":");
     let ports = format!("{DEVICES}/rxe{nic}/ports/1");
     let deadline = Instant::now() + TIMEOUT;
     while Instant::now() < deadline {

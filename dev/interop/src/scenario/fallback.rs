@@ -1,6 +1,6 @@
 //! Set-ups that end in TCP, with the right reason and no byte lost.
 
-use super::{Carried, Network, Reason, Scenario};
+use super::{Carried, Network, Peers, Reason, Scenario};
 use crate::lab::Version;
 use crate::workload::{Kind, Step};
 
@@ -28,6 +28,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             Carried::Tcp(Some((NO_DEVICE, 0)), Some((DECLINED, NO_DEVICE))),
             Carried::Tcp(Some((DECLINED, NO_DEVICE)), Some((NO_DEVICE, 0))),
         ),
+        ipv6_offered(),
         over(
             Network::V4ToV6,
             "dual-stack",
@@ -60,7 +61,24 @@ fn tcp_peer() -> Scenario {
             Carried::Tcp(Some((NO_SMC, 0)), None),
             Carried::Tcp(Some((NO_SMC, 0)), None),
         );
-    scenario.pair = false;
+    scenario.peers = Peers::NotOurs;
+    scenario
+}
+
+/// A kernel client does as without the offer, which a kernel server declines.
+fn ipv6_offered() -> Scenario {
+    let mut scenario = over(
+        Network::V6,
+        "ipv6-offered",
+        "IPv6, over which ours offers SMC-R version 2 to a kernel",
+    )
+    .both(|node| node.offers_ipv6 = true)
+    .carried(
+        declined_by_peer(NO_SMC_R_DEVICE),
+        Carried::Tcp(Some((DECLINED, NO_DEVICE)), Some((NO_DEVICE, 0))),
+    );
+    scenario.peers = Peers::NotOurs;
+    scenario.only_ours = Some("a kernel does not offer it");
     scenario
 }
 
@@ -91,7 +109,7 @@ fn old_without_rdma() -> Scenario {
 fn old(name: &'static str, about: &'static str) -> Scenario {
     let mut scenario = ending_in_tcp(name, about);
     scenario.kernel = Version::V6_1;
-    scenario.pair = false;
+    scenario.peers = Peers::NotOurs;
     scenario
 }
 

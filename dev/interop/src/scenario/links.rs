@@ -1,6 +1,6 @@
 //! Link groups of one and two links, and what happens when one is lost.
 
-use super::{Action, MAX_LINKS, Scenario, ScenarioEnd, Shape, TEST_LINK};
+use super::{Action, MAX_LINKS, Network, Peers, Scenario, ScenarioEnd, Shape, TEST_LINK};
 use crate::workload::{Script, Step};
 
 pub(super) fn scenarios() -> Vec<Scenario> {
@@ -71,9 +71,27 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         .unsent_on_lost_link(ScenarioEnd::Peer),
         wire_cut(),
         closing_in_a_blink(),
+        over_ipv6(),
         blocked_runtime(),
         blocked_drivers(),
     ]
+}
+
+/// Each interface is in a network of its own.
+fn over_ipv6() -> Scenario {
+    let mut scenario = under_load(
+        "ipv6-nic-down",
+        "two links over IPv6, and an interface of the peer goes down under load",
+    )
+    .both(|node| node.offers_ipv6 = true)
+    .trigger(
+        ScenarioEnd::Peer,
+        "loaded",
+        [Action::LinkDown(ScenarioEnd::Peer, 0)],
+    );
+    scenario.network = Network::V6;
+    scenario.peers = Peers::Ours;
+    scenario
 }
 
 /// Not so long that the link is given up. What its closes and their LLC messages need comes late:
@@ -189,7 +207,7 @@ fn own_device_gone() -> Scenario {
         [Action::RemoveDevice(ScenarioEnd::Subject, 1)],
     );
     scenario.only_ours = Some("the same as peer-device-gone in the other role");
-    scenario.pair = false;
+    scenario.peers = Peers::NotOurs;
     scenario
 }
 

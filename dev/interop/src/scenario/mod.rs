@@ -68,8 +68,7 @@ pub(crate) struct Scenario {
     /// them waits for what it sent on the failed one. So with such a kernel the run is over when
     /// both ends have got everything, and the guests are of no use any more.
     pub(crate) unsent_on_lost_link: Option<ScenarioEnd>,
-    /// Whether the peer can be the userspace stack as well.
-    pub(crate) pair: bool,
+    pub(crate) peers: Peers,
     /// Whether both ends send their events to the network, for readers of the capture.
     pub(crate) sends_events: bool,
     pub(crate) limit: Duration,
@@ -90,8 +89,21 @@ pub(crate) struct Node {
     pub(crate) is_apart: bool,
     /// The userspace stack runs its drivers on a thread of their own.
     pub(crate) has_driver_thread: bool,
+    /// The userspace stack offers SMC-R over IPv6.
+    pub(crate) offers_ipv6: bool,
     /// Settings of the kernel below `net.smc` that are not the usual ones.
     pub(crate) sysctls: &'static [(&'static str, &'static str)],
+}
+
+/// What the peer of the userspace stack can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Peers {
+    /// A kernel, or the userspace stack as well.
+    Any,
+    /// Not the userspace stack.
+    NotOurs,
+    /// The userspace stack alone.
+    Ours,
 }
 
 /// Addresses that the TCP connection uses.
@@ -216,7 +228,7 @@ impl Scenario {
             },
             only_ours: None,
             unsent_on_lost_link: None,
-            pair: true,
+            peers: Peers::Any,
             sends_events: false,
             limit: Duration::from_secs(120),
         }
@@ -312,6 +324,7 @@ impl Node {
             has_pnet: true,
             is_apart: false,
             has_driver_thread: false,
+            offers_ipv6: false,
             sysctls: &[],
         }
     }

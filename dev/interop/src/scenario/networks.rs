@@ -1,13 +1,14 @@
 //! Networks that are not one plain subnet.
 
 use super::fallback::{declined_by_peer, declined_by_us};
-use super::{Action, Network, Scenario, ScenarioEnd, Shape};
-use crate::workload::Step;
+use super::{Action, Network, Peers, Scenario, ScenarioEnd, Shape};
+use crate::workload::{Script, Step};
 
 pub(super) fn scenarios() -> Vec<Scenario> {
     vec![
         exchange(Network::Vlan, "vlan", "over an interface of a VLAN"),
         macvlan(),
+        ipv6(),
         exchange(
             Network::Onlink,
             "onlink",
@@ -39,6 +40,18 @@ fn macvlan() -> Scenario {
         declined_by_peer(LINK_NOT_CONFIRMED),
         declined_by_us(LINK_NOT_CONFIRMED),
     )
+}
+
+/// Between two ends of the userspace stack, which agree on it.
+fn ipv6() -> Scenario {
+    let mut scenario = exchange(Network::V6, "ipv6-agreed", "GIDs that are IPv6 addresses")
+        .scripts(
+            Script::many(5, [ASK, Step::Exchange(100_000)]).rounds(2),
+            Script::many(5, [ANSWER, Step::Exchange(100_000), Step::End]).rounds(2),
+        )
+        .both(|node| node.offers_ipv6 = true);
+    scenario.peers = Peers::Ours;
+    scenario
 }
 
 /// The usual host with two cards: they are on networks that have nothing to do with each other, and

@@ -69,7 +69,8 @@ pub(super) fn endpoint(builder: Builder, job: &Job) -> Result<Endpoint> {
         .negotiation(negotiation()?)
         .max_links(job.max_links)
         .test_link(Some(Duration::from_secs(job.test_link)))
-        .driver_thread(job.has_driver_thread);
+        .driver_thread(job.has_driver_thread)
+        .rdma_ipv6(job.offers_ipv6);
     builder = builder
         .vendor_features(features(job.features))
         .fast_open(job.features >= OurFeatures::FastOpen);
@@ -86,7 +87,7 @@ fn features(ours: OurFeatures) -> Features {
     let each = [
         (
             OurFeatures::SingleLink,
-            Features::SINGLE_LINK | Features::AUTHENTICATION,
+            Features::SINGLE_LINK | Features::AUTHENTICATION | Features::RDMA_IPV6,
         ),
         (OurFeatures::EarlyConfirm, Features::EARLY_CONFIRM),
         (OurFeatures::EarlyData, Features::EARLY_DATA),

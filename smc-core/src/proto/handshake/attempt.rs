@@ -12,8 +12,8 @@ use smc_wire::types::{
     Release, RoceGid, Version,
 };
 
-use super::config::LinkLimits;
 use super::early::{PER_CONNECTION, ReceivedEarlyData, ReceivedRdmaEnd};
+use super::rdma_port::LinkLimits;
 use super::steps::{Awaits, When};
 use super::{DirectDevice, HandshakeConfig, LocalRmb, RdmaPort, Work};
 use crate::device::{LinkAddress, Route};
@@ -524,8 +524,9 @@ pub(super) fn common_features(
 ) -> Features {
     let both = config.vendor_features_for(release) & peer;
     let Ends::Rdma(ends) = ends else {
-        return both.difference(OF_RDMA);
+        return features_at(None, both);
     };
+    let both = features_at(Some(&ends.port), both);
     let has_one_link = ends.limits.is_some_and(|limits| limits.links == 1);
     match has_one_link && both.contains(KEPT_RMBS) {
         true => both,
@@ -536,8 +537,17 @@ pub(super) fn common_features(
 /// What RMBs that stay announced take.
 const KEPT_RMBS: Features = Features::SINGLE_LINK.union(Features::AUTHENTICATION);
 
+/// Those of these features that go with SMC-R v2 at this port, or without it.
+pub(super) fn features_at(port: Option<&RdmaPort>, all: Features) -> Features {
+    match port {
+        Some(port) if port.is_ipv6() => all,
+        Some(_) => all.difference(Features::RDMA_IPV6),
+        None => all.difference(OF_RDMA | Features::RDMA_IPV6),
+    }
+}
+
 /// Features of link groups of SMC-R.
-pub(super) const OF_RDMA: Features = KEPT_RMBS.union(Features::RECEIVE_CREDITS);
+const OF_RDMA: Features = KEPT_RMBS.union(Features::RECEIVE_CREDITS);
 
 /// The result of a successful handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]

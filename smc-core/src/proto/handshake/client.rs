@@ -16,12 +16,12 @@ use smc_wire::types::{
     Version,
 };
 
-use super::attempt::{DeviceAttempt, DirectEnds, Ends, OF_RDMA, RdmaEnds, common_features};
-use super::config::LinkLimits;
+use super::attempt::{DeviceAttempt, DirectEnds, Ends, RdmaEnds, common_features, features_at};
 use super::config::{mask_v4, mask_v6};
 use super::decline::SearchedDevices;
 use super::early::{PER_CONNECTION, SentEarly};
 use super::machine::{Failure, RoleState, emitted};
+use super::rdma_port::LinkLimits;
 use super::steps::{ACCEPT, CLIENT_DIRECT, CLIENT_RDMA};
 use super::{
     DeclineCause, DeviceExclusion, DirectDevice, EarlyConfirm, EarlyData, Handshake,
@@ -189,7 +189,8 @@ struct DeviceSearch<'a> {
 impl<'a> DeviceSearch<'a> {
     fn new(config: &'a HandshakeConfig, path: &TcpPath) -> Self {
         let rdma = config.rdma.as_ref();
-        let port = |version| rdma.and_then(|rdma| rdma.port(version, path));
+        let features = config.client_features();
+        let port = |version| rdma.and_then(|rdma| rdma.port(version, path, features));
         let (native, rdma_v1) = (config.v1_device(path).copied(), port(Version::V1));
         let wants_v1 = native.is_some() || rdma_v1.is_some();
         // Version 1 needs the subnets, or it is not offered.
@@ -314,7 +315,7 @@ impl OfferedDevices {
             if path.vlan_unknown {
                 return Some(DeviceExclusion::VlanUnknown);
             }
-            let mismatch = port.mismatch(Version::V2, path);
+            let mismatch = port.mismatch(Version::V2, path, config.client_features());
             mismatch.or(Some(match config.ueids.is_empty() {
                 true => DeviceExclusion::NoUeid,
                 false => DeviceExclusion::OtherPort,
@@ -390,12 +391,9 @@ pub(super) fn is_same_subnet(area: &IpArea, interface: &Interface) -> bool {
 /// The features beyond the released protocol that an offer states: those of SMC-R go with SMC-R,
 /// and all with version 2.
 fn offered_features(config: &HandshakeConfig, found: &DeviceSearch<'_>) -> Features {
-    let mut own = config.vendor_features_for(config.release);
-    if found.rdma_v2.is_none() {
-        own = own.difference(OF_RDMA);
-    }
+    let own = features_at(found.rdma_v2, config.client_features());
     if found.rdma_v2.is_none() && !found.has_direct_v2() {
-        own = own.difference(PER_CONNECTION);
+        return own.difference(PER_CONNECTION);
     }
     own
 }
@@ -601,6 +599,9 @@ fn rdma_attempt(
     let (version, stated) = (accept.version(), accept.first_contact());
     let port = proposal.rdma_port(version);
     let port = port.ok_or_else(|| Failure::decline(DeclineCause::UNOFFERED_CHOICE))?;
+    if version.is_v2() && !port.address.is_of_family(end.gid) {
+        return Err(Failure::decline(DeclineCause::NO_ROUTE));
+    }
     let rdma = config.rdma.as_ref();
     let own_route = rdma.and_then(|rdma| rdma.route(port, version, end.gid));
     let mut ends = RdmaEnds {
@@ -624,10 +625,15 @@ fn rdma_attempt(
         authenticates: false,
         qpn: Some(end.qpn),
     };
-    Ok(DeviceAttempt {
+    let attempt = DeviceAttempt {
         size: config.rmb,
         ..attempt(accept, key, Ends::Rdma(Box::new(ends)), config)
-    })
+    };
+    let has_ipv6 = attempt.vendor_features.contains(Features::RDMA_IPV6);
+    if stated.is_some() && port.is_ipv6() && !has_ipv6 {
+        return Err(Failure::decline(DeclineCause::UNOFFERED_CHOICE));
+    }
+    Ok(attempt)
 }
 
 fn attempt(

@@ -7,9 +7,9 @@ use smc_wire::types::{Eid, Features, Gid, Release, RoceGid, Version};
 
 use super::attempt::{DeviceAttempt, DirectEnds, Ends, RdmaEnds, common_features};
 use super::client::{is_same_subnet, v1_gid};
-use super::config::LinkLimits;
 use super::decline::SearchedDevices;
 use super::early::{ReceivedEarly, ReceivedEarlyData};
+use super::rdma_port::LinkLimits;
 use super::{
     DeclineCause, DirectDevice, HandshakeConfig, PeerBuffer, RdmaConfig, RdmaPort, TcpPath,
 };
@@ -271,7 +271,8 @@ impl DeviceScan {
         };
         let ext = self.proposal.ext.as_ref()?;
         let found = config.rdma.as_ref().and_then(|rdma| {
-            let port = rdma.port(Version::V2, &self.path)?;
+            let features = self.features_of_both(Version::V2, config);
+            let port = rdma.port(Version::V2, &self.path, features)?;
             let route = rdma.route(port, Version::V2, ext.gid)?;
             let own = rdma.limits();
             let both = LinkLimits {
@@ -292,7 +293,8 @@ impl DeviceScan {
         if !self.proposal.v1.has_r() || !self.is_subnet_ok() {
             return None;
         }
-        let port = config.rdma.as_ref()?.port(Version::V1, &self.path)?;
+        let rdma = config.rdma.as_ref()?;
+        let port = rdma.port(Version::V1, &self.path, Features::empty())?;
         Some(self.rdma(
             port,
             None,
@@ -336,8 +338,7 @@ impl DeviceScan {
     ) -> DeviceAttempt {
         let mac = self.proposal.mac;
         let version = eid.map_or(Version::V1, |_| Version::V2);
-        let own_features = config.vendor_features_for(self.release_of(version));
-        let features = own_features & self.client_features();
+        let features = self.features_of_both(version, config);
         let key = GroupKey::Rdma {
             role: Role::Server,
             version,
@@ -396,6 +397,11 @@ impl DeviceScan {
             true => self.release,
             false => Release::V2_0,
         }
+    }
+
+    /// The features beyond the released protocol that both sides have, in this version.
+    fn features_of_both(&self, version: Version, config: &HandshakeConfig) -> Features {
+        config.vendor_features_for(self.release_of(version)) & self.client_features()
     }
 
     /// The client's features beyond the released protocol.

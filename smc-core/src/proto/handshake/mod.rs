@@ -59,6 +59,7 @@ mod decline;
 mod device_scan;
 mod early;
 mod machine;
+mod rdma_port;
 mod server;
 mod steps;
 
@@ -67,14 +68,15 @@ pub use attempt::{
 };
 pub use client::{ClientProposal, OfferedDevices};
 pub use config::{
-    CLC_TIMEOUT, CONFIRM_LINK_TIMEOUT, DEFAULT_SEID, DeviceExclusion, DirectDevice,
-    HandshakeConfig, HandshakeTimeouts, Interface, LATE_DECLINE_TIMEOUT,
-    LATE_SERVER_DECLINE_TIMEOUT, RdmaConfig, RdmaPort, Routes, Subnet, TcpPath, WORK_TIMEOUT,
+    CLC_TIMEOUT, CONFIRM_LINK_TIMEOUT, DEFAULT_SEID, DirectDevice, HandshakeConfig,
+    HandshakeTimeouts, Interface, LATE_DECLINE_TIMEOUT, LATE_SERVER_DECLINE_TIMEOUT, Subnet,
+    TcpPath, WORK_TIMEOUT,
 };
 pub use crossing::CrossingDecline;
 pub(crate) use decline::{DeclineCause, PEER_DECLINED};
 pub use early::{EarlyConfirm, EarlyData, EarlyDataPolicy};
 pub use machine::{Handshake, HandshakeOutput};
+pub use rdma_port::{DeviceExclusion, RdmaConfig, RdmaPort, Routes};
 pub use steps::{LocalRmb, RmbError, Work, WorkDone};
 
 #[cfg(test)]

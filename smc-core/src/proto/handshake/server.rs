@@ -116,10 +116,11 @@ impl Handshake {
             _ => return Err(PeerMisbehaved::UnexpectedMessage.into()),
         }
         let features = stated.map_or(Features::empty(), FirstContact::vendor_features);
-        // Not by the client: it would take part in a group without a key, which is not the one
-        // that it has agreed on.
+        // Not by the client: it would take part in a group without a key, or at a GID that it
+        // does not know as one, which is not the group that it has agreed on.
+        let needed = Features::AUTHENTICATION | Features::RDMA_IPV6;
         let lacks = attempt.vendor_features.difference(features);
-        if is_first_contact && lacks.contains(Features::AUTHENTICATION) {
+        if is_first_contact && lacks.intersects(needed) {
             return Err(Failure::decline(DeclineCause::FEATURES));
         }
         attempt.peer_host = stated.map(|stated| (stated.os, stated.host));

@@ -3,12 +3,13 @@
 mod client;
 mod concurrency;
 mod early;
+mod ipv6;
 mod pair;
 mod reuse;
 mod selection;
 mod server;
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use smc_wire::clc;
@@ -214,11 +215,11 @@ fn rdma_host_with(host: u8, ports: Vec<RdmaPort>) -> HandshakeConfig {
 struct OverRouter;
 
 impl Routes for OverRouter {
-    fn route(&self, _from: &RdmaAddress, _to: Ipv4Addr) -> Option<Route> {
+    fn route(&self, _from: &RdmaAddress, _to: IpAddr) -> Option<Route> {
         Some(Route::Gateway)
     }
 
-    fn by_port(&self, from: &RdmaAddress, to: Ipv4Addr) -> Option<Route> {
+    fn by_port(&self, from: &RdmaAddress, to: IpAddr) -> Option<Route> {
         self.route(from, to)
     }
 }

@@ -1,6 +1,6 @@
 //! Which ports fit a connection, and what a client offers.
 
-use smc_wire::types::{OfferedTypes, PnetId};
+use smc_wire::types::{Features, OfferedTypes, PnetId};
 
 use super::*;
 
@@ -141,14 +141,15 @@ fn physical_networks_go_before_interfaces() {
     let over = |pnet_id, name: &str| {
         let interface = Interface::new(subnets(CLIENT), pnet_id).with_name(name);
         let path = TcpPath::over(interface).with_addresses(ip(CLIENT).into(), ip(SERVER).into());
-        rdma.port(Version::V2, &path).map(|port| port.device.0)
+        rdma.port(Version::V2, &path, Features::empty())
+            .map(|port| port.device.0)
     };
     assert_eq!(over(net("NET2"), "eth0"), Some(1), "the first one");
     assert_eq!(over(net("NET3"), "eth0"), None);
     assert_eq!(over(None, "eth2"), Some(2), "its own interface");
     assert_eq!(over(None, "eth9"), None);
     let unnamed = TcpPath::default().with_addresses(ip(CLIENT).into(), ip(SERVER).into());
-    let found = rdma.port(Version::V2, &unnamed);
+    let found = rdma.port(Version::V2, &unnamed, Features::empty());
     assert_eq!(
         found.map(|port| port.device.0),
         Some(0),
@@ -162,7 +163,8 @@ fn addresses_that_do_not_suit() {
         let mut port = port(CLIENT);
         change(&mut port);
         let rdma = RdmaConfig::new(peer_id(CLIENT), vec![port]);
-        rdma.port(Version::V2, &path(CLIENT)).is_some()
+        rdma.port(Version::V2, &path(CLIENT), Features::empty())
+            .is_some()
     };
     assert!(fits(&|_| {}));
     assert!(!fits(&|port| port.address.kind = RoceKind::V1));
@@ -172,7 +174,15 @@ fn addresses_that_do_not_suit() {
         port.address.gid = RoceGid::from_ipv6("fe80::1".parse().unwrap());
     }));
     let mut config = RdmaConfig::new(peer_id(CLIENT), vec![port_v1(CLIENT)]);
-    assert!(config.port(Version::V1, &path(CLIENT)).is_some());
+    assert!(
+        config
+            .port(Version::V1, &path(CLIENT), Features::empty())
+            .is_some()
+    );
     config.v1 = false;
-    assert!(config.port(Version::V1, &path(CLIENT)).is_none());
+    assert!(
+        config
+            .port(Version::V1, &path(CLIENT), Features::empty())
+            .is_none()
+    );
 }
