@@ -20,6 +20,7 @@ fuzz_target!(|data: &[u8]| {
         rdma_v1: devices & 16 != 0,
         old_server: devices & 32 != 0,
         single_link: devices & 64 != 0,
+        fast_open: devices & 128 != 0,
     });
     world.open(CLIENT, [true, true]);
     while !input.is_empty() {
@@ -40,9 +41,13 @@ fuzz_target!(|data: &[u8]| {
             5 => world.deliver(at, side, usize::MAX),
             6 => world.work(at, side, 0),
             7 => world.work(at, side, input.byte()),
-            8 if step >> 5 == 7 => world.open_early([CLIENT, OTHER_CLIENT][side], SizeCode::MIN),
+            8 if step >> 5 == 7 => world.open_early([CLIENT, OTHER_CLIENT][side], SizeCode::MIN, 0),
             8 if step >> 5 == 6 => {
-                world.open_early([CLIENT, OTHER_CLIENT][side], SizeCode::LINUX_DEFAULT);
+                world.open_early([CLIENT, OTHER_CLIENT][side], SizeCode::LINUX_DEFAULT, 0);
+            }
+            8 if step >> 5 == 4 => {
+                let len = usize::from(input.byte());
+                world.open_early([CLIENT, OTHER_CLIENT][side], SizeCode::LINUX_DEFAULT, len);
             }
             8 if step >> 5 == 5 => {
                 let len = usize::from(input.byte());
