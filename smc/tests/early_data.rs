@@ -370,7 +370,7 @@ fn a_stream_of_a_client_that_is_gone_after_its_proposal_ends() {
     }
 }
 
-// ---- Real devices and runtimes -------------------------------------------------------------------
+// ---- Real devices and runtimes ----------------------------------------------------------------
 
 /// A directory of one test, for sockets and devices.
 struct Place {

@@ -280,7 +280,7 @@ fn a_server_that_goes_back_to_tcp_delivers_nothing() {
     assert!(second.client.machine.has_sent_early_data());
 }
 
-// ---- Simulation ----------------------------------------------------------------------------------
+// ---- Simulation -------------------------------------------------------------------------------
 
 /// A transport, as the simulation uses it.
 struct SimulatedTransport {
