@@ -17,7 +17,8 @@ use smc::{
 };
 use smc_core::device::{DeviceError, Direct as _};
 use smc_core::negotiate::Assume;
-use smc_core::wire::types::Features;
+use smc_core::wire::clc::{Body, Extensions, Message};
+use smc_core::wire::types::{Features, Nonce};
 use smc_testkit::on::On;
 use smc_testkit::streams::{expect, patterned, transfer_both_ways};
 use smc_testkit::world::{Call, Host, Raw, RawListener, World};
@@ -168,7 +169,9 @@ fn a_reservation_begins_behind_early_data() {
     }
 }
 
-/// What the server lacks at one of its steps.
+/// What the server lacks at one of its steps: name, order to the device, whether the stream is SMC.
+type Lack = (&'static str, fn(&Host), bool);
+
 #[test]
 fn data_is_delivered_once_where_the_server_declines_or_takes_no_early_confirm() {
     let unreachable = |server: &Host| {
@@ -183,7 +186,7 @@ fn data_is_delivered_once_where_the_server_declines_or_takes_no_early_confirm() 
         let no_memory = DeviceError::NoMemory;
         server.device.fail_times(Call::Attach, no_memory, 1);
     };
-    let cases: [(&str, fn(&Host), bool); 3] = [
+    let cases: [Lack; 3] = [
         ("reach", unreachable, false),
         ("register", full, false),
         ("attach", unmapped, true),
@@ -335,6 +338,55 @@ fn a_proposal_that_is_sent_again_delivers_nothing_at_any_listener() {
                 let more = world.within(Duration::from_secs(30), accepting).await;
                 assert!(more.is_none(), "{more:?}");
             }
+        });
+    }
+}
+
+/// A process that has seen a handshake on TCP names the client's buffer with data of its own: the
+/// server's answer would be in the client's stream.
+#[test]
+fn data_with_the_buffer_that_a_confirm_has_named_is_not_taken() {
+    for nocopy in [true, false] {
+        let world = World::new().with_fabric(|fabric| fabric.with_nocopy(nocopy));
+        world.between_hosts(async |client, server| {
+            let (listener, at) = listen(&server.endpoint, 4096).await;
+            let (raw, via) = world.raw_listener();
+            let relaying = async {
+                let (proposal, [near, far]) = relay(&world, &raw, at).await;
+                let confirm = near.message().await;
+                far.send(&confirm).await;
+                (proposal, confirm, [near, far])
+            };
+            let connecting = client.endpoint.connect(via);
+            let accepting = async { listener.accept().await.unwrap().0 };
+            let (relayed, streams) = zip(relaying, zip(connecting, accepting)).await;
+            let (proposal, confirm, _sockets) = relayed;
+            let (mut ours, mut theirs) = (streams.0.unwrap(), streams.1);
+            let Ok(Message::Confirm(seen)) = Message::parse(&confirm) else {
+                panic!("{confirm:?}")
+            };
+            let (Message::Proposal(offer), _) = Message::parse_extended(&proposal).unwrap() else {
+                panic!("{proposal:?}")
+            };
+            let Body::D(end) = seen.body else {
+                panic!("{seen:?}")
+            };
+            let extensions = Extensions {
+                direct: Some(end),
+                nonce: Some(Nonce::from_bytes([7; 16])),
+                early_data: Some(REQUEST.as_slice().into()),
+                ..Extensions::default()
+            };
+            let mut bytes = vec![0; offer.extended_len(&extensions)];
+            offer.emit_extended(&extensions, &mut bytes).unwrap();
+            let forged = world.raw_that_sent(at, &bytes).await;
+            forged.message().await;
+            drop(forged);
+            let more = world
+                .within(Duration::from_secs(30), listener.accept())
+                .await;
+            assert!(more.is_none(), "{more:?}");
+            transfer_both_ways(&mut ours, &mut theirs, 1000).await;
         });
     }
 }
