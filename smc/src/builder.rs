@@ -265,11 +265,11 @@ impl Builder {
     ///
     /// - [`Features::AUTHENTICATION`]: ACCEPT and CONFIRM of further connections of an SMC-R link
     ///   group are refused if they come from another process or host than the group's.
-    /// - [`Features::EARLY_CONFIRM`]: further connections of an SMC-D link group over a UNIX
+    /// - [`Features::EARLY_CONFIRM`]: further connections of an SMC-D link group over TCP or a UNIX
     ///   socket, and of an SMC-R link group with a single link, take two messages, not three: the
     ///   PROPOSAL has the client's buffer, so that the server can write when it has answered.
-    /// - [`Features::EARLY_DATA`], only with the feature before: the PROPOSAL of a connection over
-    ///   SMC-R has the first bytes of the stream, if the connect is given
+    /// - [`Features::EARLY_DATA`], only with the feature before: the PROPOSAL of such a connection
+    ///   has the first bytes of the stream, if the connect is given
     ///   [some](crate::ConnectOptions::early_data) and the listener
     ///   [takes them](crate::ListenOptions::max_early_data). That saves one round trip.
     /// - [`Features::RECEIVE_CREDITS`]: an end of an SMC-R link sends no message for which the peer

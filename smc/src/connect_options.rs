@@ -77,22 +77,25 @@ impl ConnectOptions {
     /// sent with the PROPOSAL where that is possible, which saves a round trip: the request is at
     /// the server before the handshake is complete.
     ///
-    /// That takes SMC-R with an address that this endpoint has connected to within ten minutes, in
-    /// a link group that exists and has a [single link](crate::Builder::max_links), with an RMB of
-    /// this side that is announced and free, and a listener that allows it
-    /// ([`ListenOptions::max_early_data`]). In all other cases, also where the stream is TCP, the
-    /// connect writes them once the connection exists: do not write them again. The server's
-    /// application gets them once, as the first bytes, and [`Stream::early_data_accepted`] says
-    /// which case it was.
+    /// That takes an address that this endpoint has connected to within ten minutes, a link group
+    /// that exists, and a listener that allows it ([`ListenOptions::max_early_data`]). SMC-R takes
+    /// besides that the group has a [single link](crate::Builder::max_links), and an RMB of this
+    /// side that is announced and free. SMC-D takes a handshake on TCP or on a UNIX socket, where
+    /// the same process listens, and a receive buffer of the server in which the data leaves space.
+    /// In all other cases, also where the stream is TCP, the connect writes them once the
+    /// connection exists: do not write them again. The server's application gets them once, as the
+    /// first bytes, and [`Stream::early_data_accepted`] says which case it was.
     ///
     /// A connect that fails may have delivered them: the server has taken them, and its answer did
     /// not arrive. Another attempt then sends them twice, as it would after a write to a TCP
     /// connection that is lost. So this is for requests that may be repeated.
     ///
-    /// The server takes each PROPOSAL once, and the data only as the client has sent it: packets
-    /// that the network delivers twice, and a process that repeats or changes them, have nothing
-    /// delivered twice. Who can intercept the TCP connection can have the data delivered twice, by
-    /// a DECLINE in place of the server's answer, as who intercepts a TCP connection always can.
+    /// The server takes each PROPOSAL once, and over SMC-R the data only as the client has sent it:
+    /// packets that the network delivers twice, and a process that repeats them, have nothing
+    /// delivered twice. Who can intercept the TCP connection can read the data, and have it
+    /// delivered twice, by a DECLINE in place of the server's answer, as who intercepts a TCP
+    /// connection always can; over SMC-D, which authenticates nothing, it can change the data as
+    /// well. So data that only the fabric may carry is not for this.
     /// With [`Builder::fast_open`](crate::Builder::fast_open) a listener without SMC that has taken
     /// over the address may get the PROPOSAL, with these bytes in it, on a connection that is then
     /// reset.

@@ -541,7 +541,7 @@ impl Endpoint {
         let mut socket = SocketOptions::default();
         socket.hook.clone_from(&options.socket);
         let listening = unix::listen(&*self.inner.runtime, &at, backlog, &socket)?;
-        Ok(self.serve_unix(listening, backlog))
+        Ok(self.serve_unix(listening, backlog, options.max_early_data))
     }
 
     /// Accepts streams from a UNIX socket that listens already. It is made nonblocking, also for
@@ -567,7 +567,7 @@ impl Endpoint {
             return Err(Error::misuse("the socket does not listen"));
         }
         let listening = unix::listen_on(&*self.inner.runtime, listener)?;
-        Ok(self.serve_unix(listening, BACKLOG))
+        Ok(self.serve_unix(listening, BACKLOG, 0))
     }
 
     /// Two connected UNIX sockets, as streams without a handshake.
@@ -583,10 +583,14 @@ impl Endpoint {
         Ok((stream(Role::Client, one)?, stream(Role::Server, other)?))
     }
 
-    fn serve_unix(&self, listening: ListeningUnix, backlog: u32) -> UnixListener {
-        let socket = ListeningSocket::unix(listening);
-        // There is no SMC-R on UNIX sockets.
-        UnixListener::new(Listener::new(Arc::clone(&self.inner), socket, backlog, 0))
+    fn serve_unix(
+        &self,
+        listening: ListeningUnix,
+        backlog: u32,
+        early_data: usize,
+    ) -> UnixListener {
+        let (inner, socket) = (Arc::clone(&self.inner), ListeningSocket::unix(listening));
+        UnixListener::new(Listener::new(inner, socket, backlog, early_data))
     }
 
     async fn addresses(

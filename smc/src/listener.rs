@@ -96,9 +96,11 @@ impl ListenOptions {
     /// services whose requests may be repeated; or refuse, by an answer of the service, those that
     /// may not on a stream that [is early](Stream::is_early).
     ///
-    /// A PROPOSAL that comes twice is taken once, and no data that was changed: the listener stores
-    /// what identifies the last 4096, and in SMC-R each is authenticated with a number that the
-    /// link group takes once.
+    /// A PROPOSAL that comes twice is taken once: the listener stores what identifies the last
+    /// 4096; over SMC-R each is authenticated with a number that the link group takes once, and
+    /// over SMC-D it names a buffer of the client that the endpoint takes once. Data that another
+    /// process has changed is not taken over SMC-R. Over SMC-D with the handshake on TCP that
+    /// cannot be told.
     ///
     /// [`ConnectOptions::early_data`]: crate::ConnectOptions::early_data
     #[must_use]

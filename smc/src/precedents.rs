@@ -19,7 +19,12 @@ pub(crate) struct Precedents(Mutex<HashMap<Address, Kept>>);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Precedent {
     /// SMC-D.
-    Direct(ExpectedHandshake),
+    Direct {
+        /// It is expected to be like this one.
+        expected: ExpectedHandshake,
+        /// The link group takes PROPOSALs in the SYN.
+        fast_open: bool,
+    },
     /// SMC-R.
     Rdma {
         /// The link group.
@@ -27,6 +32,15 @@ pub(crate) enum Precedent {
         /// It takes PROPOSALs in the SYN.
         fast_open: bool,
     },
+}
+
+impl Precedent {
+    /// Whether the PROPOSAL can be data of the SYN.
+    pub(crate) fn has_fast_open(&self) -> bool {
+        match self {
+            Self::Direct { fast_open, .. } | Self::Rdma { fast_open, .. } => *fast_open,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -81,13 +95,17 @@ mod tests {
     use crate::address::UnixAddr;
 
     fn handshake() -> Precedent {
-        Precedent::Direct(ExpectedHandshake {
+        let expected = ExpectedHandshake {
             client: Gid::new(1, 2),
             server: Gid::new(3, 4),
             process: None,
             size: SizeCode::MIN,
             server_size: SizeCode::MIN,
-        })
+        };
+        Precedent::Direct {
+            expected,
+            fast_open: false,
+        }
     }
 
     fn destination(number: usize) -> Address {

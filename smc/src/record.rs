@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use smc_wire::cursor::Cursor;
-use smc_wire::types::{Release, Version};
+use smc_wire::types::{Features, Release, Version};
 
 use crate::endpoint::EndpointInner;
 use crate::error::FallbackReason;
@@ -349,6 +349,7 @@ impl ConnectionRecord {
                 chid,
                 peer,
                 eid,
+                vendor_features,
             } => {
                 self.mode = DIRECT.to_owned();
                 self.version = Some(version_text(*version, *release));
@@ -357,6 +358,7 @@ impl ConnectionRecord {
                 self.chid = Some(chid.to_string());
                 self.peer_gid = Some(peer.to_string());
                 self.eid = eid.map(|eid| eid.to_string());
+                self.set_features(*vendor_features);
             }
             Mode::SmcR {
                 version,
@@ -373,12 +375,15 @@ impl ConnectionRecord {
                 self.gid = Some(local.to_string());
                 self.peer_gid = Some(peer.to_string());
                 self.eid = eid.map(|eid| eid.to_string());
-                self.vendor_features =
-                    (!vendor_features.is_empty()).then(|| vendor_features.to_string());
+                self.set_features(*vendor_features);
             }
             Mode::Tcp { reason } => self.set_fallback(TCP, reason),
             Mode::Unix { reason } => self.set_fallback(UNIX, reason),
         }
+    }
+
+    fn set_features(&mut self, features: Features) {
+        self.vendor_features = (!features.is_empty()).then(|| features.to_string());
     }
 
     fn set_fallback(&mut self, mode: &str, reason: &FallbackReason) {

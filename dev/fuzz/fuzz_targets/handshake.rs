@@ -14,13 +14,14 @@ fuzz_target!(|data: &[u8]| {
     let mut input = Input::new(data);
     let devices = input.byte();
     let mut world = World::new(Setting {
-        loopback: devices & 3 != 1,
+        loopback: devices & 1 == 0,
         ism: devices & 4 != 0,
-        rdma: devices & 3 == 1 || devices & 8 != 0,
+        rdma: devices & 9 != 0,
         rdma_v1: devices & 16 != 0,
         old_server: devices & 32 != 0,
         single_link: devices & 64 != 0,
-        ipv6: devices & 128 != 0,
+        fast_open: devices & 128 != 0,
+        ipv6: devices & 2 != 0,
     });
     world.open(CLIENT, [true, true]);
     while !input.is_empty() {
@@ -41,9 +42,13 @@ fuzz_target!(|data: &[u8]| {
             5 => world.deliver(at, side, usize::MAX),
             6 => world.work(at, side, 0),
             7 => world.work(at, side, input.byte()),
-            8 if step >> 5 == 7 => world.open_early([CLIENT, OTHER_CLIENT][side], SizeCode::MIN),
+            8 if step >> 5 == 7 => world.open_early([CLIENT, OTHER_CLIENT][side], SizeCode::MIN, 0),
             8 if step >> 5 == 6 => {
-                world.open_early([CLIENT, OTHER_CLIENT][side], SizeCode::LINUX_DEFAULT);
+                world.open_early([CLIENT, OTHER_CLIENT][side], SizeCode::LINUX_DEFAULT, 0);
+            }
+            8 if step >> 5 == 4 => {
+                let len = usize::from(input.byte());
+                world.open_early([CLIENT, OTHER_CLIENT][side], SizeCode::LINUX_DEFAULT, len);
             }
             8 if step >> 5 == 5 => {
                 let len = usize::from(input.byte());

@@ -217,7 +217,8 @@ pub trait Direct: Send + Sync + Debug {
     /// Aligned 8-byte words of an aligned write of up to 32 bytes arrive each in one piece and in
     /// ascending order; that is how a CDC block is written. Calls take effect in order. With
     /// [`Signal::Yes`] the peer's device reports [`Event::Signalled`] for that buffer, after the
-    /// data is there, at least if the owner armed the buffer before ([`Dmb::arm`]).
+    /// data is there, at least if the owner armed the buffer before ([`Dmb::arm`]). A call without
+    /// any data tells whether the buffer exists.
     ///
     /// # Errors
     ///
@@ -231,8 +232,9 @@ pub trait Direct: Send + Sync + Debug {
         signal: Signal,
     ) -> Result<(), SubmitError>;
 
-    /// Whether a buffer of `peer` is still registered, as far as the fabric knows. Until it is not,
-    /// its pages are charged to this process.
+    /// Whether a buffer of `peer` is still registered, as far as the fabric knows, once it was
+    /// attached or moved to. Until it is not, its pages are charged to this process. Where this is
+    /// always false, no [early data](crate::proto::handshake::EarlyData) is taken.
     fn is_registered(&self, peer: Gid, token: DmbToken) -> bool {
         let _ = (peer, token);
         false

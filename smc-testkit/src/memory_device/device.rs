@@ -177,6 +177,10 @@ impl Direct for MemDevice {
         buffer.write(at, data, signal)
     }
 
+    fn is_registered(&self, peer: Gid, token: DmbToken) -> bool {
+        self.buffer_of(peer, token).is_some()
+    }
+
     fn allows_rewind(&self) -> bool {
         true
     }

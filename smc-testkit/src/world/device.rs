@@ -270,6 +270,10 @@ impl Direct for ScriptedDevice {
         direct(&*self.inner).move_data(peer, to, at, data, signal)
     }
 
+    fn is_registered(&self, peer: Gid, token: DmbToken) -> bool {
+        direct(&*self.inner).is_registered(peer, token)
+    }
+
     fn allows_rewind(&self) -> bool {
         direct(&*self.inner).allows_rewind()
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use smc_wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
 use smc_wire::cursor::{Cursor, Ring};
-use smc_wire::types::{DmbToken, Gid};
+use smc_wire::types::{DmbToken, Features, Gid};
 
 use super::super::device_driver::DeviceDriver;
 use super::super::stream::Mode;
@@ -30,6 +30,10 @@ pub(crate) struct DirectConn {
     pub(crate) peer: PeerDmb,
     /// The payload part of the peer's element.
     pub(crate) peer_ring: Ring,
+    /// Bytes at its start that were sent with the PROPOSAL.
+    pub(crate) sent_early: u32,
+    /// The producer word that early data has left in the local element, in place of the peer.
+    received_early: u64,
     allows_rewind: bool,
     /// The process at the other end of the handshake is known to own the peer's device, and not
     /// only to be of the same user.
@@ -84,6 +88,31 @@ pub(crate) struct DirectBuffers {
     pub(crate) dmb: Option<Arc<dyn Dmb>>,
     /// The charge of the peer's buffer.
     pub(crate) charge: Charge,
+    /// The producer word that early data has left in the receive buffer.
+    received_early: u64,
+}
+
+impl DirectBuffers {
+    /// Stores the first bytes of the stream, which were received with the PROPOSAL, as if the peer
+    /// had written them. It writes behind them, and not before it has received ACCEPT.
+    pub(crate) fn store_early(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        let too_long = |_| Error::Bug("early data is longer than the buffer");
+        let dmb = self.dmb.as_ref();
+        let dmb = dmb.ok_or(Error::Bug("early data without a place for it"))?;
+        let element = Element::new(dmb.region().clone()).map_err(too_long)?;
+        element.write(0, bytes).map_err(too_long)?;
+        // It does not fill the ring.
+        let producer = ProducerWord {
+            cursor: Cursor {
+                wrap: 0,
+                count: len_u32(bytes.len()),
+            },
+        };
+        self.received_early = producer.to_ne();
+        let word = element.producer();
+        word.store(self.received_early, Ordering::Release);
+        Ok(())
+    }
 }
 
 impl Parts {
@@ -107,6 +136,14 @@ impl Parts {
         let local =
             local.map_err(|_| DeviceError::Invalid("device registered too short a buffer"))?;
         let ring = params.peer_buffer.size.ring_d();
+        let sent_early = len_u32(params.sent);
+        let producer = ProducerWord {
+            cursor: ring.advance(Cursor::START, sent_early),
+        };
+        if locality == PeerLocality::Unknown && established.group_features.intersects(NAMED_ONCE) {
+            // A server has done so before it took early data.
+            let _is_new = driver.claim_buffer(params.peer, params.peer_buffer.token);
+        }
         let charge = PeerCharge::new(buffers.charge, driver, &params);
         let (peer, lost) = match &charge {
             Ok(_) => peer_dmb(driver, &params, buffers.attachment)?,
@@ -121,18 +158,21 @@ impl Parts {
             chid: params.chid,
             peer: params.peer,
             eid: established.eid,
+            vendor_features: established.vendor_features,
         };
         let direct = driver.device.operations().direct();
         let direct = Arc::new(DirectConn {
             dmb,
             peer,
             peer_ring: ring,
+            sent_early,
+            received_early: buffers.received_early,
             allows_rewind: direct.is_some_and(|direct| direct.allows_rewind()),
             has_proven_owner: process.is_some_and(|process| {
                 let owner = direct.map(|direct| direct.process(params.peer));
                 process.pid != 0 && owner == Some(Ok(Some(process)))
             }),
-            producer: AtomicU64::new(0),
+            producer: AtomicU64::new(producer.to_ne()),
             producer_pending: AtomicU32::new(0),
             consumer: Mutex::default(),
             charge: charge.ok(),
@@ -337,8 +377,8 @@ impl TransportOps for DirectConn {
     }
 
     fn has_received(&self, local: &Element) -> bool {
-        let words = [local.producer(), local.consumer()];
-        words.iter().any(|word| word.load(Ordering::Acquire) != 0)
+        local.producer().load(Ordering::Acquire) != self.received_early
+            || local.consumer().load(Ordering::Acquire) != 0
     }
 
     fn publish_pending(&self) -> Result<(), SubmitError> {
@@ -530,6 +570,11 @@ pub(crate) enum RetryResult {
     /// No word was pending; the writer may have data.
     Nothing,
 }
+
+/// A PROPOSAL may be repeated in a link group with one of these, so that its buffer is remembered.
+/// Only another process that sees the messages can do so: those on side channels and UNIX sockets
+/// are not seen.
+const NAMED_ONCE: Features = Features::EARLY_DATA.union(Features::FAST_OPEN);
 
 /// Flags of a blocked writer: for any space, and for all free space.
 const BLOCKED_FLAGS: ProducerFlags =

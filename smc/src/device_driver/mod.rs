@@ -2,6 +2,7 @@
 
 mod after_drain;
 mod busy_retries;
+mod claimed_buffers;
 mod claims;
 mod link_owners;
 mod task;
@@ -34,6 +35,7 @@ use crate::proto::group::{DeviceIndex, GroupEndCause, GroupId};
 use crate::proto::links::LinkId;
 use crate::runtime::Runtime;
 use busy_retries::BusyRetries;
+use claimed_buffers::ClaimedBuffers;
 use link_owners::LinkOwners;
 
 /// A device of an endpoint with the connections that use it.
@@ -44,6 +46,7 @@ pub(crate) struct DeviceDriver {
     index: DeviceIndex,
     pub(crate) groups: Arc<Groups>,
     table: Mutex<Table>,
+    claimed_buffers: ClaimedBuffers,
     /// The table has work for the task.
     has_work: AtomicBool,
     task_waker: AtomicWaker,
@@ -121,6 +124,7 @@ impl DeviceDriver {
             index,
             groups,
             table: Mutex::default(),
+            claimed_buffers: ClaimedBuffers::default(),
             has_work: AtomicBool::new(false),
             task_waker: AtomicWaker::new(),
             links: Mutex::default(),

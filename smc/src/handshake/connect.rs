@@ -80,9 +80,7 @@ async fn connect_by(
     let stream = match to {
         Address::Tcp(at) => attempt.over_tcp(*at, policy).await,
         // Boxed: a future has the space of the largest of its branches.
-        Address::Unix(at) => Box::pin(attempt.over_unix(at, policy))
-            .await
-            .map_err(Failed::from),
+        Address::Unix(at) => Box::pin(attempt.over_unix(at, policy)).await,
     };
     let stream = stream.inspect_err(|_| endpoint.setups.add_error(Role::Client))?;
     let reason = stream.fallback_reason();
@@ -138,8 +136,13 @@ impl Plan {
         endpoint.setups.add_timing(SetupTiming::LookUp, time);
         match (candidate, proposal) {
             (Ok(candidate), Ok(proposal)) => {
-                let expected = candidate.expected_handshake().map(Precedent::Direct);
-                let early = EarlyWork::prepare(endpoint, config, expected, None).await;
+                // On a side channel there is neither fast open nor early data.
+                let expected = candidate.expected_handshake();
+                let precedent = expected.map(|expected| Precedent::Direct {
+                    expected,
+                    fast_open: false,
+                });
+                let early = EarlyWork::prepare(endpoint, config, precedent, None).await;
                 Self::Propose(candidate, proposal, early)
             }
             (Ok(candidate), Err(reason)) => {
@@ -246,7 +249,7 @@ impl ConnectAttempt<'_> {
 
     /// Connects to a UNIX socket, with the handshake on the socket. Where that fails there is
     /// another connection without one, as the listener may be able to serve that.
-    async fn over_unix(&self, to: &UnixAddr, policy: Policy) -> Result<Stream, Error> {
+    async fn over_unix(&self, to: &UnixAddr, policy: Policy) -> Result<Stream, Failed> {
         let endpoint = self.endpoint;
         let connect = async |with_smc| {
             let mut options = SocketOptions::default();
@@ -275,9 +278,10 @@ impl ConnectAttempt<'_> {
                     // Another process may listen there now. Those of another PID namespace have no
                     // number here by which to tell.
                     let is_same = listener.pid != 0
-                        && matches!(precedent, Some(Precedent::Direct(it)) if it.process == Some(listener));
+                        && matches!(precedent, Some(Precedent::Direct { expected, .. }) if expected.process == Some(listener));
                     let expected = precedent.take().filter(|_| is_same && has_default);
-                    let early = EarlyWork::prepare(endpoint, self.config, expected, None).await;
+                    let data = self.options.early_data.as_ref();
+                    let early = EarlyWork::prepare(endpoint, self.config, expected, data).await;
                     let offered = Ok(Arc::clone(&proposal));
                     let run = self.run_on_socket(socket, Some(listener), offered, early, None);
                     match run.await {
@@ -291,11 +295,15 @@ impl ConnectAttempt<'_> {
                         Err(failed) if failed.early_confirm_failed => {
                             endpoint.precedents.forget(self.to);
                         }
+                        Err(failed) if failed.has_sent_data => {
+                            endpoint.precedents.forget(self.to);
+                            return Err(failed);
+                        }
                         Err(failed) => break failed.error,
                     }
                 };
                 match error {
-                    error if policy == Policy::Require => return Err(error),
+                    error if policy == Policy::Require => return Err(error.into()),
                     Error::TimedOut(_) => {
                         let within = endpoint.base_config().timeouts.message;
                         FallbackCause::NoAnswer { within }.into()
@@ -305,7 +313,7 @@ impl ConnectAttempt<'_> {
                         FallbackCause::PlainServer.into()
                     }
                     Error::Io(_) | Error::Closed(_) => FallbackCause::ListenerGone.into(),
-                    error => return Err(error),
+                    error => return Err(error.into()),
                 }
             }
         };
@@ -319,13 +327,7 @@ impl ConnectAttempt<'_> {
         plan: &mut Plan,
         precedent: Option<Precedent>,
     ) -> Result<Stream, Failed> {
-        let fast_open = matches!(
-            precedent,
-            Some(Precedent::Rdma {
-                fast_open: true,
-                ..
-            })
-        );
+        let fast_open = precedent.is_some_and(|precedent| precedent.has_fast_open());
         match plan {
             Plan::Tcp(reason) => {
                 let socket = self.open(to, true, false, &mut |_| Ok(())).await?;
@@ -480,8 +482,14 @@ impl ConnectAttempt<'_> {
         if proposal.is_err() && offer.as_ref().is_some_and(is_unproven) {
             return Err(Failed::of_fast_open());
         }
-        let early = early.filter(|early| is_default || matches!(early, EarlyWork::Rdma(_)));
-        let confirm = early.as_ref().and_then(|early| early.confirm(config));
+        // Of an early CONFIRM that the PROPOSAL does not go with nothing is used.
+        let confirm_of = |early: &EarlyWork| {
+            let confirm = early.confirm(config)?;
+            let goes_with = |proposal: &Arc<ClientProposal>| proposal.goes_with(&confirm);
+            proposal.as_ref().is_ok_and(goes_with).then_some(confirm)
+        };
+        let confirm = early.as_ref().and_then(confirm_of);
+        let early = early.filter(|_| confirm.is_some());
         let data = early.as_ref().and_then(EarlyWork::data).cloned();
         let (now, config) = (endpoint.runtime.now(), Arc::clone(config));
         let mut machine = match (proposal, confirm) {

@@ -16,11 +16,11 @@ use crate::endpoint::EndpointInner;
 use crate::groups::Membership;
 use crate::negotiate::{Credentials, ExpectedHandshake};
 use crate::precedents::Precedent;
-use crate::proto::group::{DeviceIndex, GroupKey, Member};
+use crate::proto::group::{DeviceIndex, GroupKey, GroupTerms, Member};
 use crate::proto::handshake::{
-    EarlyConfirm, EarlyData, Established, HandshakeConfig, LocalRmb, Transport,
+    EARLY_RDMA, EarlyConfirm, EarlyData, Established, HandshakeConfig, LocalRmb, Transport,
 };
-use crate::proto::links::{EarlyDataHash, LinkChoice, PeerRmb};
+use crate::proto::links::{EarlyDataHash, LinkChoice};
 use crate::random;
 
 /// Work that was done before the handshake requests it, so that a CONFIRM could be sent early. The
@@ -40,6 +40,8 @@ pub(super) struct EarlyDirect {
     pub(super) process: Option<Credentials>,
     /// The receive buffer, and the charge for the server's, whose size is the cached one.
     pub(super) buffer: Option<(Arc<dyn Dmb>, Charge)>,
+    /// If the link group takes it.
+    pub(super) data: Option<EarlyData>,
     pub(super) membership: Option<Membership>,
 }
 
@@ -64,8 +66,8 @@ impl EarlyWork {
         data: Option<&Arc<[u8]>>,
     ) -> Option<Self> {
         match precedent? {
-            Precedent::Direct(expected) => {
-                let early = prepare_direct(endpoint, config, expected).await?;
+            Precedent::Direct { expected, .. } => {
+                let early = prepare_direct(endpoint, config, expected, data).await?;
                 Some(Self::Direct(early))
             }
             Precedent::Rdma { key, .. } => {
@@ -86,7 +88,7 @@ impl EarlyWork {
     /// The early data that the PROPOSAL can have with it.
     pub(super) fn data(&self) -> Option<&EarlyData> {
         match self {
-            Self::Direct(_) => None,
+            Self::Direct(early) => early.data.as_ref(),
             Self::Rdma(early) => early.data.as_ref(),
         }
     }
@@ -120,6 +122,7 @@ async fn prepare_direct(
     endpoint: &EndpointInner,
     config: &HandshakeConfig,
     expected: ExpectedHandshake,
+    data: Option<&Arc<[u8]>>,
 ) -> Option<EarlyDirect> {
     let ExpectedHandshake {
         client,
@@ -138,6 +141,12 @@ async fn prepare_direct(
         device,
         peer: server,
     })?;
+    let Member::Joined { terms, .. } = membership.member else {
+        return None;
+    };
+    if !terms.vendor_features.contains(Features::EARLY_CONFIRM) {
+        return None;
+    }
     let registering = async {
         reach(endpoint, device, server, process).await?;
         register(endpoint, device, server, size, server_size).await
@@ -149,6 +158,7 @@ async fn prepare_direct(
         size,
         process,
         buffer: Some(registered.ok()?),
+        data: early_data(&terms, data)?,
         membership: Some(membership),
     })
 }
@@ -165,7 +175,7 @@ async fn prepare_rdma(
         return None;
     };
     let rdma = endpoint.groups.rdma(group)?;
-    if !takes_early(terms.vendor_features) {
+    if !terms.vendor_features.contains(EARLY_RDMA) {
         return None;
     }
     if !rdma.pool.has_announced(config.rmb) {
@@ -177,30 +187,14 @@ async fn prepare_rdma(
     at_once(confirm_rkey(Some(&prepared))).await?.ok()?;
     let link = rdma.link(prepared.link)?.number;
     let end = local.end(config);
-    let takes_data = terms.vendor_features.contains(Features::EARLY_DATA);
-    let data = data.filter(|data| takes_data && !data.is_empty());
-    let data = match data {
-        Some(bytes) => Some(EarlyData {
-            nonce: Nonce::from_bytes(random::bytes().ok()?),
-            bytes: Arc::clone(bytes),
-        }),
-        None => None,
-    };
+    let data = early_data(&terms, data)?;
     let hash = data
         .as_ref()
         .map_or_else(EarlyDataHash::of_none, EarlyData::hash);
-    let named = PeerRmb {
-        rkey: end.rkey,
-        addr: end.rmb_addr,
-        index: end.rmbe_index,
-        size: end.size,
-        token: end.token,
-        authentication: None,
-    };
     let confirm = EarlyConfirm::Rdma {
         key,
         end: EarlyRdmaEnd { end, link },
-        authentication: rdma.authenticate_early(&named, hash)?,
+        authentication: rdma.authenticate_early(&prepared.named, hash)?,
     };
     Some(EarlyRdma {
         key,
@@ -211,9 +205,17 @@ async fn prepare_rdma(
     })
 }
 
-/// Whether a link group of SMC-R takes an early CONFIRM.
-fn takes_early(features: Features) -> bool {
-    features.contains(Features::EARLY_CONFIRM | Features::SINGLE_LINK | Features::AUTHENTICATION)
+/// The data of a connect that a PROPOSAL in this link group can have. `None` if there is no nonce
+/// for it.
+fn early_data(terms: &GroupTerms, data: Option<&Arc<[u8]>>) -> Option<Option<EarlyData>> {
+    let takes_data = terms.vendor_features.contains(Features::EARLY_DATA);
+    let Some(bytes) = data.filter(|data| takes_data && !data.is_empty()) else {
+        return Some(None);
+    };
+    Some(Some(EarlyData {
+        nonce: Nonce::from_bytes(random::bytes().ok()?),
+        bytes: Arc::clone(bytes),
+    }))
 }
 
 /// The result if there is one without waiting: the peer may be stopped, and no timeout is running
@@ -234,23 +236,26 @@ pub(super) fn precedent(
     process: Option<Credentials>,
 ) -> Option<Precedent> {
     let features = established.group_features;
+    let fast_open = features.contains(Features::FAST_OPEN);
     match &established.transport {
-        Transport::Direct(params) if features.contains(Features::EARLY_CONFIRM) => {
+        Transport::Direct(params) if fast_open || features.contains(Features::EARLY_CONFIRM) => {
             let device = work::direct(endpoint, params.device).ok()?;
-            Some(Precedent::Direct(ExpectedHandshake {
+            let expected = ExpectedHandshake {
                 client: device.gid(),
                 server: params.peer,
                 process,
                 size: params.local_size,
                 server_size: params.peer_buffer.size,
-            }))
-        }
-        Transport::Rdma(_) if takes_early(features) || features.contains(Features::FAST_OPEN) => {
-            let group = endpoint.groups.info(established.group)?;
-            Some(Precedent::Rdma {
-                key: group.key,
-                fast_open: features.contains(Features::FAST_OPEN),
+            };
+            Some(Precedent::Direct {
+                expected,
+                fast_open,
             })
+        }
+        Transport::Rdma(_) if fast_open || features.contains(EARLY_RDMA) => {
+            let group = endpoint.groups.info(established.group)?;
+            let key = group.key;
+            Some(Precedent::Rdma { key, fast_open })
         }
         Transport::Direct(_) | Transport::Rdma(_) => None,
     }

@@ -374,8 +374,7 @@ async fn drive(
                     }
                 }
                 HandshakeOutput::EarlyData(bytes) => {
-                    let prepared = resources.prepared.as_ref().ok_or(NO_RESOURCE)?;
-                    prepared.handle.0.store_early(&bytes)?;
+                    resources.store_early(&bytes)?;
                 }
                 HandshakeOutput::Discard => {
                     work = None;

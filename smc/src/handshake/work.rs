@@ -4,15 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use smc_wire::size::SizeCode;
-use smc_wire::types::{Gid, GroupId};
+use smc_wire::types::{DmbToken, Gid, GroupId};
 
 use super::early::EarlyWork;
 use crate::conn::{DirectBuffers, RdmaConnHandle, len_u32};
 use crate::device::{
-    Access, Attachment, Charge, DeviceError, Direct, Dmb, LinkAddress, RdmaAddress, Route,
+    Access, Attachment, Charge, DeviceError, Direct, Dmb, LinkAddress, RdmaAddress, Route, Signal,
 };
 use crate::device_driver::DeviceDriver;
 use crate::endpoint::EndpointInner;
+use crate::error::Error;
 use crate::groups::Membership;
 use crate::negotiate::Credentials;
 use crate::proto::group::{DeviceIndex, GroupKey, Intent};
@@ -59,6 +60,9 @@ impl HandshakeResources {
         process: Option<Credentials>,
         is_taken: bool,
     ) -> Option<WorkDone> {
+        if let (Work::Attach { .. }, Some(Ok(claimed))) = (work, &self.direct.attachment) {
+            return Some(WorkDone::Attached(Ok(claimed.region().len())));
+        }
         match self.early.as_mut()? {
             EarlyWork::Direct(early) => match *work {
                 Work::Reach { device, peer }
@@ -77,9 +81,12 @@ impl HandshakeResources {
                     device, peer, size, ..
                 } => {
                     // One of another size is of no use, and takes memory that this one may need.
+                    // Nor is one that was named with early data, which is not taken: who has kept
+                    // the message back could send it later.
                     let buffer = early.buffer.take();
                     let is_same = (early.device, early.peer, early.size) == (device, peer, size);
-                    let (dmb, charge) = buffer.filter(|_| is_same)?;
+                    let is_kept = is_same && (is_taken || early.data.is_none());
+                    let (dmb, charge) = buffer.filter(|_| is_kept)?;
                     let token = dmb.token();
                     (self.direct.dmb, self.direct.charge) = (Some(dmb), charge);
                     Some(WorkDone::Registered(Ok(token)))
@@ -104,6 +111,14 @@ impl HandshakeResources {
                 }
                 _ => None,
             },
+        }
+    }
+
+    /// Stores the first bytes of the stream in the receive buffer.
+    pub(super) fn store_early(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        match &self.prepared {
+            Some(prepared) => prepared.handle.0.store_early(bytes),
+            None => self.direct.store_early(bytes),
         }
     }
 
@@ -132,6 +147,8 @@ pub(super) struct Prepared {
     pub(super) handle: Arc<RdmaConnHandle>,
     pub(super) keys: Vec<RmbKey>,
     pub(super) link: LinkId,
+    /// The RMB as the peer gets to know it.
+    pub(super) named: PeerRmb,
 }
 
 /// The result of one work item: what it has acquired, and the input for the machine.
@@ -168,6 +185,18 @@ pub(super) async fn execute(
                 token
             }))
         }
+        Work::Claim {
+            device,
+            peer,
+            token,
+        } => WorkDone::Claimed(
+            claim(&endpoint, device, peer, token)
+                .await
+                .map(|attachment| {
+                    acquired =
+                        attachment.map_or(Acquired::Nothing, |it| Acquired::Attachment(Ok(it)));
+                }),
+        ),
         Work::Attach {
             device,
             peer,
@@ -286,6 +315,33 @@ pub(super) async fn register(
         registered => registered?,
     };
     Ok((dmb, charge))
+}
+
+/// Claims the client's buffer, which the local device maps if it can.
+async fn claim(
+    endpoint: &EndpointInner,
+    device: DeviceIndex,
+    peer: Gid,
+    token: DmbToken,
+) -> Result<Option<Arc<dyn Attachment>>, DeviceError> {
+    let (driver, direct) = (device_driver(endpoint, device)?, direct(endpoint, device)?);
+    let attachment = match direct.nocopy() {
+        Some(nocopy) => Some(nocopy.attach(peer, token).await?),
+        None => {
+            let moved = direct.move_data(peer, token, 0, &[], Signal::No);
+            moved.map_err(|_| DeviceError::Invalid("buffer cannot be written"))?;
+            None
+        }
+    };
+    if !direct.is_registered(peer, token) {
+        return Err(DeviceError::Invalid("buffer is not registered"));
+    }
+    match driver.claim_buffer(peer, token) {
+        true => Ok(attachment),
+        false => Err(DeviceError::Invalid(
+            "another connection has named the buffer",
+        )),
+    }
 }
 
 impl EndpointInner {
@@ -425,6 +481,7 @@ pub(super) async fn prepare_rmb(
         handle: Arc::new(handle),
         keys,
         link: link.id,
+        named,
     };
     Ok((prepared, local))
 }

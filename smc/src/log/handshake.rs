@@ -71,6 +71,7 @@ fn failure(done: &WorkDone) -> Option<String> {
         WorkDone::Reached(result) | WorkDone::LinkConnected(result) => text(result),
         WorkDone::Entered(result) => text(result),
         WorkDone::Registered(result) => text(result),
+        WorkDone::Claimed(result) => text(result),
         WorkDone::Attached(result) => text(result),
         WorkDone::LinkOpened(result) => text(result),
         WorkDone::RmbPrepared(result) => text(result),

@@ -43,6 +43,8 @@ pub enum Mode {
         peer: Gid,
         /// The EID both ends agreed on; `None` in version 1.
         eid: Option<Eid>,
+        /// Features beyond the released protocol, as of [`Mode::SmcR`].
+        vendor_features: Features,
     },
     /// SMC-R: RDMA writes into the peer's memory.
     #[non_exhaustive]
@@ -87,7 +89,10 @@ impl Mode {
     /// Whether the first bytes of the stream were sent with the PROPOSAL, and taken.
     pub(super) fn has_early_data(&self) -> bool {
         match self {
-            Self::SmcR {
+            Self::SmcD {
+                vendor_features, ..
+            }
+            | Self::SmcR {
                 vendor_features, ..
             } => vendor_features.contains(Features::EARLY_DATA),
             _ => false,

@@ -344,7 +344,9 @@ impl DirectWriter {
             PeerDmb::Moved { .. } | PeerDmb::Lost => None,
         };
         Self {
-            cursors: SendCursors::new(direct.peer_ring).with_rewind(direct.allows_rewind()),
+            cursors: SendCursors::new(direct.peer_ring)
+                .with_rewind(direct.allows_rewind())
+                .behind(direct.sent_early),
             seen: 0,
             blocked: false,
             has_requested_update: false,

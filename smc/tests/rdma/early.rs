@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use futures_lite::future::zip;
 use futures_lite::{AsyncReadExt, AsyncWriteExt};
-use smc::{ConnectOptions, Endpoint, Error, ListenOptions, Listener, Policy, Stream};
+use smc::{ConnectOptions, Endpoint, Error, ListenOptions, Listener, Mode, Policy, Stream};
 use smc_core::wire::clc::{Extensions, Message};
 use smc_core::wire::types::{Features, Nonce};
+use smc_testkit::memory_device::MemFabric;
 use smc_testkit::streams::{connect_smc, patterned, transfer_both_ways};
 use smc_testkit::world::{RdmaHosts, RdmaWorld, SERVER, is_smcr};
 
@@ -474,5 +475,29 @@ fn data_that_a_relay_sends_beside_the_connection_is_not_delivered_by_both() {
         let (_sockets, ours) = zip(relaying, connecting).await;
         ours.expect_err("the ACCEPT is for another PROPOSAL");
         transfer_both_ways(&mut first, &mut first_there, 1000).await;
+    });
+}
+
+/// SMC-D goes first. The PROPOSAL depends on the connection, as the RDMA devices do.
+#[test]
+fn early_data_goes_over_smc_d_where_the_hosts_have_both() {
+    let world = world(12);
+    let fabric = MemFabric::new(12);
+    let [client, server] = [("a", 1), ("b", 2)].map(|(name, last)| {
+        let device = world.device(name, last);
+        world.endpoint_with(&[&device], |builder| builder.device(fabric.device(name)))
+    });
+    world.block_on(async {
+        let listener = listen(&server, 4096).await;
+        drop(request(&client, &listener).await);
+        for _ in 0..3 {
+            pause(&world).await;
+            let (streams, took) = world.timed(request(&client, &listener)).await;
+            // SMC-D takes no time here, and so the answer comes with the ACCEPT.
+            assert!(took < LATENCY * 4, "{took:?}");
+            let [ours, theirs] = &streams;
+            assert!(matches!(ours.mode(), Mode::SmcD { .. }), "{}", ours.mode());
+            assert!(ours.early_data_accepted() && theirs.is_early());
+        }
     });
 }

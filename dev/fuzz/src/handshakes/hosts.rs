@@ -35,6 +35,8 @@ pub struct Setting {
     pub single_link: bool,
     /// Connections over IPv6, and SMC-R with GIDs for them.
     pub ipv6: bool,
+    /// Groups that take PROPOSALs in the SYN, which may come twice.
+    pub fast_open: bool,
 }
 
 /// The configuration of a host.
@@ -59,12 +61,14 @@ pub(super) fn config(side: usize, setting: Setting) -> HandshakeConfig {
     config.v1 = setting.ism;
     config.pnet_ids = PnetId::new("NET").into_iter().collect();
     config.host = HostName::new("host");
-    config.vendor_features = Features::EARLY_CONFIRM;
+    config.vendor_features = Features::EARLY_CONFIRM | Features::EARLY_DATA;
+    config
+        .vendor_features
+        .set(Features::FAST_OPEN, setting.fast_open);
     if setting.single_link {
-        config.vendor_features |=
-            Features::SINGLE_LINK | Features::AUTHENTICATION | Features::EARLY_DATA;
+        config.vendor_features |= Features::SINGLE_LINK | Features::AUTHENTICATION;
     }
-    if setting.single_link && side == SERVER {
+    if side == SERVER {
         config.early_data = Some(Arc::new(EarlyDataPolicy::new(EARLY_DATA_MAX)));
     }
     config.ueids = vec![Eid::ueid("EXAMPLE").expect("a valid name")];

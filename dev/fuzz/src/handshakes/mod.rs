@@ -57,7 +57,7 @@ pub struct World {
     last_number: u32,
     /// Lengths of buffers.
     buffers: HashMap<DmbToken, usize>,
-    /// Numbers of codes that servers have taken.
+    /// What servers take once: buffers, and numbers of codes.
     taken: HashSet<u64>,
     /// Messages that were sent, for targets that repeat them.
     pub sent: Vec<Vec<u8>>,
@@ -90,6 +90,8 @@ struct Connection {
     sides: [Option<Side>; 2],
     /// Nothing was changed or lost and no time has passed: the sides have to agree.
     is_undisturbed: bool,
+    /// It has received bytes that no machine has sent as they are, and so any data.
+    is_forged: bool,
 }
 
 #[derive(Debug)]
@@ -167,13 +169,14 @@ impl World {
     }
 
     /// As [`World::open`] with machines at both sides, and an early CONFIRM if the client has a
-    /// link group that takes it.
-    pub fn open_early(&mut self, client: usize, size: SizeCode) {
+    /// link group that takes it, with early data of this length.
+    pub fn open_early(&mut self, client: usize, size: SizeCode, len: usize) {
         if self.connections.len() == CONNECTIONS_MAX {
             return;
         }
         self.last_number += 1;
-        let token = DmbToken(0xd3b0_0000 + u64::from(self.last_number));
+        let number = self.last_number;
+        let token = DmbToken(0xd3b0_0000 + u64::from(number));
         let host = &mut self.hosts[client];
         let infos = host.registry.group_infos();
         let found = infos
@@ -205,8 +208,14 @@ impl World {
         };
         let (now, proposal) = (self.now, Arc::new(proposal));
         let early = EarlyConfirm::Direct { peer, end };
-        let machine =
-            Handshake::client_with_early_confirm(now, Arc::clone(&config), proposal, early, None);
+        let data = early_data(number, len);
+        let machine = Handshake::client_with_early_confirm(
+            now,
+            Arc::clone(&config),
+            proposal,
+            early,
+            Some(&data),
+        );
         self.buffers.insert(token, size.byte_len());
         let mut side = Side::new(machine);
         side.member = Some(member.group());
@@ -246,12 +255,7 @@ impl World {
         let rmb = local_rmb(link, number, SizeCode::LINUX_DEFAULT);
         let config = Arc::clone(&host.config);
         let proposal = ClientProposal::new(&config, &host.path).expect("there is a port");
-        // Each connection has data of its own.
-        let byte = number.to_le_bytes()[0];
-        let data = EarlyData {
-            nonce: Nonce::from_bytes(u128::from(number).to_be_bytes()),
-            bytes: vec![byte; len].into(),
-        };
+        let data = early_data(number, len);
         let authentication = rmb.authentication.and_then(|all| all.of(Features::empty()));
         let early = EarlyConfirm::Rdma {
             key,
@@ -291,6 +295,7 @@ impl World {
                 Some(server).filter(|_| has_machine[1]),
             ],
             is_undisturbed: has_machine == [true, true],
+            is_forged: false,
         });
         let at = self.connections.len() - 1;
         self.settle(at, CLIENT);
@@ -312,7 +317,10 @@ impl World {
 
     /// Passes bytes that no machine has sent to a side.
     pub fn inject(&mut self, at: usize, to: usize, bytes: &[u8]) {
-        self.connections[at].is_undisturbed = false;
+        let is_copy = self.sent.iter().any(|sent| sent == bytes);
+        let connection = &mut self.connections[at];
+        connection.is_undisturbed = false;
+        connection.is_forged |= !is_copy;
         self.receive(at, to, bytes);
     }
 
@@ -459,7 +467,7 @@ impl World {
             let [client, server] = connection.sides.each_ref().map(Option::as_ref);
             let is_smc = |side: &&Side| matches!(side.outcome, Some(Outcome::Smc(_)));
             let data = server.filter(is_smc).and_then(|server| server.early_data);
-            if let Some(byte) = data {
+            if let Some(byte) = data.filter(|_| !connection.is_forged) {
                 assert!(delivered.insert(byte), "delivered twice: {self:#?}");
             }
             if let (Some(client), true) = (client, connection.is_undisturbed) {
@@ -675,16 +683,30 @@ impl World {
                 }
             }
             Work::Register { size, .. } => WorkDone::Registered(device.map(|()| {
-                let side = self.connections[at].sides[of].as_mut();
-                let early = side.and_then(|side| side.early.as_mut());
-                let known = early.and_then(|early| early.buffer.take());
-                if let Some((_, token)) = known.filter(|(of, _)| *of == size) {
-                    return token;
+                if let Some(side) = self.connections[at].sides[of].as_mut() {
+                    let machine = &side.machine;
+                    let is_of_use = machine.is_early_taken() || !machine.has_sent_early_data();
+                    let early = side.early.as_mut();
+                    match early.and_then(|early| early.buffer.take()) {
+                        Some((of, token)) if is_of_use && of == size => return token,
+                        Some((_, token)) => drop(self.buffers.remove(&token)),
+                        None => {}
+                    }
                 }
                 let token = DmbToken(0xd3b0_0000 + u64::from(number));
                 self.buffers.insert(token, size.byte_len());
                 token
             })),
+            Work::Claim { token, .. } => {
+                let is_there = self.buffers.contains_key(&token);
+                let refused = DeviceError::Invalid("no such buffer, or of another connection");
+                WorkDone::Claimed(device.and_then(|()| {
+                    match is_there && self.taken.insert(token.0) {
+                        true => Ok(()),
+                        false => Err(refused),
+                    }
+                }))
+            }
             Work::Attach { token, .. } => {
                 let len = self.buffers.get(&token).copied();
                 let unknown = DeviceError::Invalid("unknown token");
@@ -770,6 +792,15 @@ impl World {
                 _ => Err(FirstLinkError::LinkDown),
             }),
         })
+    }
+}
+
+/// Each connection has data of its own.
+fn early_data(number: u32, len: usize) -> EarlyData {
+    let byte = number.to_le_bytes()[0];
+    EarlyData {
+        nonce: Nonce::from_bytes(u128::from(number).to_be_bytes()),
+        bytes: vec![byte; len].into(),
     }
 }
 

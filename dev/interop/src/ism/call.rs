@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
-use smc::{Endpoint, Stream};
+use smc::{ConnectOptions, Endpoint, Stream};
 
 use super::job::{End, Job, exchange, exchange_randomly};
 use super::model;
@@ -23,6 +23,7 @@ pub(super) async fn call(endpoint: &Endpoint, to: SocketAddr, bulk: u64) -> Resu
     all_well &= scenario("abort by the server", abort_by_server(endpoint, to)).await;
     all_well &= scenario("abort by the client", abort_by_client(endpoint, to)).await;
     all_well &= scenario("fifty connections", fifty(endpoint, to)).await;
+    all_well &= scenario("early data", early_data(endpoint, to)).await;
     endpoint.close().await;
     Ok(all_well)
 }
@@ -178,6 +179,22 @@ async fn fifty(endpoint: &Endpoint, to: SocketAddr) -> Result<String> {
         }
     }
     Ok("all at once".to_owned())
+}
+
+/// The job comes with the PROPOSAL: there is a link group.
+async fn early_data(endpoint: &Endpoint, to: SocketAddr) -> Result<String> {
+    const STREAMS: u32 = 20;
+    let options = ConnectOptions::new().early_data(Job::Echo.bytes());
+    for number in 0..STREAMS {
+        let mut stream = endpoint.connect_with(to, &options).await?;
+        ensure!(
+            stream.early_data_accepted(),
+            "not taken by stream {number}, which is {}",
+            stream.mode()
+        );
+        echo_once(&mut stream, 300_000).await?;
+    }
+    Ok(format!("taken by {STREAMS} streams"))
 }
 
 /// Streams that are held.

@@ -31,6 +31,11 @@ pub(super) enum Job {
 
 impl Job {
     pub(super) async fn ask(self, stream: &mut Stream) -> io::Result<()> {
+        stream.write_all(&self.bytes()).await
+    }
+
+    /// What requests it.
+    pub(super) fn bytes(self) -> Vec<u8> {
         let (kind, seed, len) = match self {
             Self::Echo => (0, 0, 0),
             Self::Exchange { seed, len } => (1, seed, len),
@@ -40,8 +45,7 @@ impl Job {
             Self::Model { seed } => (5, seed, 0),
             Self::SendReport { seed } => (6, seed, 0),
         };
-        let words = [kind, seed, len].map(u64::to_le_bytes);
-        stream.write_all(&words.concat()).await
+        [kind, seed, len].map(u64::to_le_bytes).concat()
     }
 
     pub(super) async fn receive(stream: &mut Stream) -> Result<Self> {

@@ -5,15 +5,16 @@ use std::net::SocketAddr;
 
 use anyhow::{Context as _, Result, ensure};
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
-use smc::{Endpoint, Stream};
+use smc::{Endpoint, ListenOptions, Stream};
 
 use super::job::{End, Job, exchange, exchange_randomly};
 use super::model::EndReports;
 
 /// Serves until the process is killed. Tells how each stream has ended.
 pub(super) async fn serve(endpoint: &Endpoint, at: SocketAddr) -> Result<()> {
+    let options = ListenOptions::new().max_early_data(EARLY_DATA_MAX);
     let listener = endpoint
-        .bind(at)
+        .bind_with(at, &options)
         .await
         .with_context(|| format!("listen at {at}"))?;
     let reports = EndReports::default();
@@ -55,3 +56,6 @@ async fn answer(mut stream: Stream, reports: &EndReports) -> Result<&'static str
     }
     Ok(how)
 }
+
+/// A job is shorter.
+const EARLY_DATA_MAX: usize = 64;

@@ -41,6 +41,14 @@ impl SendCursors {
         }
     }
 
+    /// With the first `early` bytes of the stream in the ring already: the peer has received them
+    /// with the handshake.
+    #[must_use]
+    pub fn behind(mut self, early: u32) -> Self {
+        self.commit(early);
+        self
+    }
+
     /// Bytes that may be written now.
     #[must_use]
     pub fn space(&self) -> u32 {

@@ -16,7 +16,7 @@ use super::early::{PER_CONNECTION, ReceivedEarlyData, ReceivedRdmaEnd};
 use super::rdma_port::LinkLimits;
 use super::steps::{Awaits, When};
 use super::{DirectDevice, HandshakeConfig, LocalRmb, RdmaPort, Work};
-use crate::device::{LinkAddress, Route};
+use crate::device::{DeviceError, LinkAddress, Route};
 use crate::error::{FallbackReason, PeerMisbehaved};
 use crate::proto::Role;
 use crate::proto::group::{DeviceIndex, GroupKey, GroupTerms, Intent, Member};
@@ -68,6 +68,8 @@ pub(super) struct DirectEnds {
     pub(super) peer_buffer: Option<PeerBuffer>,
     /// The client's buffer according to its PROPOSAL, at the server.
     pub(super) early_buffer: Option<PeerBuffer>,
+    /// The PROPOSAL has early data as well.
+    pub(super) has_early_data: bool,
     pub(super) access: PeerAccess,
 }
 
@@ -100,6 +102,7 @@ impl DirectEnds {
             local: None,
             peer_buffer: None,
             early_buffer: None,
+            has_early_data: false,
             access,
         }
     }
@@ -200,26 +203,47 @@ impl DeviceAttempt {
         self.member.is_some_and(|member| member.is_first_contact())
     }
 
-    /// A server with a buffer for the connection: takes the early CONFIRM for SMC-D, if that holds.
-    /// In a group that exists there is nothing else in a CONFIRM.
-    pub(super) fn take_early_direct(&mut self) {
+    /// The client's buffer in an early CONFIRM for SMC-D that holds, at a server with a buffer for
+    /// the connection. In a group that exists there is nothing else in a CONFIRM.
+    fn early_direct(&self) -> Option<PeerBuffer> {
+        let Ends::Direct(ends) = &self.ends else {
+            return None;
+        };
         let is_agreed = self.vendor_features.contains(Features::EARLY_CONFIRM);
-        let (holds, size) = (is_agreed && !self.is_first_contact(), self.size);
-        if let Ends::Direct(ends) = &mut self.ends {
-            let early = ends.early_buffer.take();
-            ends.peer_buffer = early.filter(|early| holds && early.size <= size);
-            self.in_use
-                .set(Features::EARLY_CONFIRM, ends.peer_buffer.is_some());
+        let holds = is_agreed && !self.is_first_contact();
+        ends.early_buffer
+            .filter(|early| holds && early.size <= self.size)
+    }
+
+    /// Whether the buffer of that early CONFIRM has to be claimed: the PROPOSAL may be repeated,
+    /// and what it has must not be delivered twice.
+    fn must_claim(&self) -> bool {
+        let has_early_data = matches!(&self.ends, Ends::Direct(ends) if ends.has_early_data);
+        let may_repeat = has_early_data || self.vendor_features.contains(Features::FAST_OPEN);
+        may_repeat && self.early_direct().is_some()
+    }
+
+    /// The outcome of claiming it. If that has failed the early CONFIRM is not taken.
+    pub(super) fn handle_claimed(&mut self, claimed: Result<(), DeviceError>) {
+        if let (Ends::Direct(ends), Err(_)) = (&mut self.ends, claimed) {
+            ends.early_buffer = None;
         }
     }
 
-    /// Whether a server has an early CONFIRM for SMC-R, in a group of which both ends know that
-    /// there is one link, and whose members authenticate it.
+    /// A server takes the early CONFIRM for SMC-D, if that holds.
+    pub(super) fn take_early_direct(&mut self) {
+        let early = self.early_direct();
+        if let Ends::Direct(ends) = &mut self.ends {
+            ends.peer_buffer = early;
+            self.in_use.set(Features::EARLY_CONFIRM, early.is_some());
+        }
+    }
+
+    /// Whether a server has an early CONFIRM for SMC-R, in a group that takes it.
     fn has_early_rdma(&self) -> bool {
         let Some(Member::Joined { terms, .. }) = self.member else {
             return false;
         };
-        let needed = KEPT_RMBS | Features::EARLY_CONFIRM;
         let both = terms.vendor_features & self.vendor_features;
         let Ends::Rdma(ends) = &self.ends else {
             return false;
@@ -230,7 +254,7 @@ impl DeviceAttempt {
         let is_of_link = |early: ReceivedRdmaEnd| {
             peer.is_some_and(|peer| (peer.gid, peer.qpn) == (early.end.gid, early.end.qpn))
         };
-        both.contains(needed) && ends.early.is_some_and(is_of_link)
+        both.contains(EARLY_RDMA) && ends.early.is_some_and(is_of_link)
     }
 
     /// A server takes the early CONFIRM for SMC-R.
@@ -255,12 +279,25 @@ impl DeviceAttempt {
         data: Option<ReceivedEarlyData>,
         config: &HandshakeConfig,
     ) -> Option<Vec<u8>> {
-        let is_rdma = matches!(self.ends, Ends::Rdma(_));
+        let is_agreed = self.vendor_features.contains(Features::EARLY_DATA);
         let policy = config.early_data.as_ref();
-        let policy = policy.filter(|_| is_rdma && self.has_early_confirm());
-        let data = data.filter(|data| policy.is_some_and(|policy| policy.takes(data)))?;
+        let policy = policy.filter(|_| is_agreed && self.has_early_confirm())?;
+        let data = data.filter(|data| self.has_space(data.bytes.len()) && policy.takes(data))?;
         self.in_use.insert(Features::EARLY_DATA);
         Some(data.bytes)
+    }
+
+    /// Whether so much early data leaves space in the server's buffer: a client that has filled it
+    /// would have to say so, as it does when it writes. An RMB always has space.
+    pub(super) fn has_space(&self, early_data: usize) -> bool {
+        let Ends::Direct(ends) = &self.ends else {
+            return true;
+        };
+        let size = match self.role {
+            Role::Client => ends.peer_buffer.map_or(SizeCode::MIN, |buffer| buffer.size),
+            Role::Server => self.size,
+        };
+        u32::try_from(early_data).is_ok_and(|len| len < size.ring_d().size())
     }
 
     /// Whether the server has the client's buffer before it sends ACCEPT.
@@ -275,6 +312,7 @@ impl DeviceAttempt {
             (When::FirstContact, _) => self.is_first_contact(),
             (When::Reuse, _) => !self.is_first_contact(),
             (When::EarlyReuse, _) => self.has_early_rdma(),
+            (When::EarlyClaim, _) => self.must_claim(),
             (When::LateReuse, _) => !self.is_first_contact() && !self.has_early_confirm(),
             (When::Nocopy, Ends::Direct(ends)) => ends.device.nocopy,
             (When::Nocopy, Ends::Rdma(_)) => false,
@@ -307,6 +345,11 @@ impl DeviceAttempt {
                 size: self.size,
                 // A client's buffer is no larger than the server's.
                 peer_size: ends.peer_buffer.map_or(self.size, |buffer| buffer.size),
+            },
+            (Awaits::Claim, Ends::Direct(ends)) => Work::Claim {
+                device: ends.device.index,
+                peer: ends.peer,
+                token: ends.early_buffer?.token,
             },
             (Awaits::Attach, Ends::Direct(ends)) => Work::Attach {
                 device: ends.device.index,
@@ -496,6 +539,7 @@ impl DeviceAttempt {
                     local_size: self.size,
                     peer_buffer: ends.peer_buffer?,
                     access: ends.access,
+                    sent: self.early_data,
                 }),
                 Ends::Rdma(ends) => {
                     let (local, (peer, peer_rmb)) = (ends.local?, ends.peer?);
@@ -548,6 +592,10 @@ pub(super) fn features_at(port: Option<&RdmaPort>, all: Features) -> Features {
 
 /// Features of link groups of SMC-R.
 const OF_RDMA: Features = KEPT_RMBS.union(Features::RECEIVE_CREDITS);
+
+/// The features of a link group of SMC-R that takes early CONFIRMs: both ends know that there is
+/// one link, and authenticate what they receive.
+pub const EARLY_RDMA: Features = KEPT_RMBS.union(Features::EARLY_CONFIRM);
 
 /// The result of a successful handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -602,6 +650,8 @@ pub struct DirectParams {
     pub peer_buffer: PeerBuffer,
     /// How it is written.
     pub access: PeerAccess,
+    /// Bytes of early data at its start, which this side has sent with the PROPOSAL.
+    pub sent: usize,
 }
 
 /// How the peer's buffer of an SMC-D connection is written.

@@ -154,6 +154,18 @@ impl ClientProposal {
             .find(|device| device.chid == chid)
     }
 
+    /// Whether it can have this early CONFIRM: one for SMC-D is of a device that is offered.
+    #[must_use]
+    pub fn goes_with(&self, confirm: &EarlyConfirm) -> bool {
+        match confirm {
+            EarlyConfirm::Direct { end, .. } => {
+                let device = self.v2_device(end.chid);
+                device.is_some_and(|device| device.gid == end.gid)
+            }
+            EarlyConfirm::Rdma { .. } => true,
+        }
+    }
+
     /// The port that was offered.
     pub(super) fn rdma_port(&self, version: Version) -> Option<&RdmaPort> {
         if version.is_v2() {
@@ -529,7 +541,8 @@ impl Handshake {
             let early = early.filter(|early| early.is_for(&attempt));
             let early = early.ok_or(PeerMisbehaved::UnexpectedMessage)?;
             let has_data = in_use.contains(Features::EARLY_DATA);
-            if !in_use.contains(Features::EARLY_CONFIRM) || (has_data && early.data == 0) {
+            let has_sent = early.data > 0 && attempt.has_space(early.data);
+            if !in_use.contains(Features::EARLY_CONFIRM) || (has_data && !has_sent) {
                 return Err(PeerMisbehaved::UnexpectedMessage.into());
             }
             if let EarlyConfirm::Direct { end, .. } = early.confirm {

@@ -318,6 +318,7 @@ impl DeviceScan {
             .filter(|end| (end.gid, end.chid) == (peer, device.chid));
         let ends = Ends::Direct(DirectEnds {
             early_buffer: early.map(|end| PeerBuffer::new(end.dmb, end.dmbe_index, end.size)),
+            has_early_data: self.early.data.is_some(),
             ..DirectEnds::new(device, peer)
         });
         DeviceAttempt {

@@ -360,6 +360,10 @@ impl Handshake {
                 ends.local = Some(token);
                 return self.advance();
             }
+            (Awaits::Claim, WorkDone::Claimed(claimed), _) => {
+                attempt.handle_claimed(claimed);
+                return self.advance();
+            }
             (Awaits::PrepareRmb, WorkDone::RmbPrepared(Ok(rmb)), Ends::Rdma(ends)) => {
                 ends.local = Some(rmb);
                 return self.advance();

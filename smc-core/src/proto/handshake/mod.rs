@@ -64,7 +64,7 @@ mod server;
 mod steps;
 
 pub use attempt::{
-    DirectParams, Established, Fallback, PeerAccess, PeerBuffer, RdmaParams, Transport,
+    DirectParams, EARLY_RDMA, Established, Fallback, PeerAccess, PeerBuffer, RdmaParams, Transport,
 };
 pub use client::{ClientProposal, OfferedDevices};
 pub use config::{

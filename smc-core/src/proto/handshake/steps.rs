@@ -41,6 +41,7 @@ pub(super) const SERVER_DIRECT: &[Action] = &[
     Begin(&REACH),
     Begin(&ENTER),
     Begin(&REGISTER),
+    Begin(&CLAIM),
     Begin(&CONFIRM),
     Begin(&ESTABLISH),
     Begin(&ATTACH_LAST),
@@ -97,6 +98,7 @@ pub(super) enum Awaits {
     Reach,
     Enter,
     Register,
+    Claim,
     Attach,
     OpenLink,
     PrepareRmb,
@@ -119,6 +121,8 @@ pub(super) enum When {
     Reuse,
     /// Those of them whose PROPOSAL has an early CONFIRM for SMC-R.
     EarlyReuse,
+    /// Those of them whose PROPOSAL has one for SMC-D that is to be taken once only.
+    EarlyClaim,
     /// Those of them whose peer's end comes in a CONFIRM.
     LateReuse,
     /// Connections over a device that maps the peer's buffer.
@@ -203,6 +207,7 @@ steps! {
     REACH:        "reachability",  Reach,          Always,       Decline, Decline, Wait,    Failure;
     ENTER:        "link group",    Enter,          Always,       Decline, Decline, Wait,    Failure;
     REGISTER:     "buffer",        Register,       Always,       Decline, Decline, Decline, Failure;
+    CLAIM:        "client's DMB",  Claim,          EarlyClaim,   Advance, Decline, Decline, Failure;
     ATTACH:       "attachment",    Attach,         Nocopy,       Decline, Decline, Decline, Failure;
     ATTACH_LAST:  "attachment",    Attach,         Nocopy,       Advance, Advance, Wait,    Failure;
     OPEN_LINK:    "queue pair",    OpenLink,       FirstContact, Decline, Decline, Decline, Failure;
@@ -224,7 +229,7 @@ impl Step {
         match self.awaits {
             Awaits::Reach => SetupStep::Reach,
             Awaits::Register | Awaits::PrepareRmb => SetupStep::Register,
-            Awaits::Attach => SetupStep::Attach,
+            Awaits::Claim | Awaits::Attach => SetupStep::Attach,
             Awaits::OpenLink => SetupStep::OpenLink,
             Awaits::ConfirmRkey => SetupStep::ConfirmRkey,
             Awaits::BindPeer => SetupStep::BindPeer,
@@ -269,6 +274,7 @@ impl Awaits {
             Self::Reach
             | Self::Enter
             | Self::Register
+            | Self::Claim
             | Self::Attach
             | Self::OpenLink
             | Self::PrepareRmb
@@ -327,6 +333,17 @@ pub enum Work {
         /// The longest buffer that the peer has for this side. Its pages are charged to the process
         /// that writes them, so there has to be memory for both.
         peer_size: SizeCode,
+    },
+    /// A server: check that the client's buffer is registered for the local device and was not
+    /// named by another connection, also one that has ended, and let no other one claim it. Answer:
+    /// [`WorkDone::Claimed`].
+    Claim {
+        /// The local device.
+        device: DeviceIndex,
+        /// The peer's device.
+        peer: Gid,
+        /// The buffer.
+        token: DmbToken,
     },
     /// Map the peer's buffer ([`Nocopy::attach`](crate::device::Nocopy)). Answer:
     /// [`WorkDone::Attached`].
@@ -414,6 +431,8 @@ pub enum WorkDone {
     Entered(Result<Member, NoGroup>),
     /// Of [`Work::Register`]: the token of the buffer.
     Registered(Result<DmbToken, DeviceError>),
+    /// Of [`Work::Claim`].
+    Claimed(Result<(), DeviceError>),
     /// Of [`Work::Attach`]: the length of the mapped buffer in bytes.
     Attached(Result<usize, DeviceError>),
     /// Of [`Work::OpenLink`]: the local end.

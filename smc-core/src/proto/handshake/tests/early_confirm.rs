@@ -33,8 +33,19 @@ pub(super) fn next(
     size: SizeCode,
     change: impl FnOnce(&mut DirectEnd),
 ) -> Pair {
+    next_with_data(first, [config(), server], size, None, change)
+}
+
+/// The same with early data, and with the configurations of both sides.
+pub(super) fn next_with_data(
+    first: &Pair,
+    [client, server]: [HandshakeConfig; 2],
+    size: SizeCode,
+    data: Option<&EarlyData>,
+    change: impl FnOnce(&mut DirectEnd),
+) -> Pair {
     let groups = [&first.client, &first.server].map(|side| Rc::clone(&side.groups));
-    let here = (config(), TcpPath::default());
+    let here = (client.clone(), TcpPath::default());
     let mut pair = Pair::with(here, (server, TcpPath::default()), groups);
     let token = pair.client.fabric.borrow_mut().buffer(size.byte_len());
     let mut end = DirectEnd {
@@ -46,11 +57,11 @@ pub(super) fn next(
         group: first.client.established().group,
     };
     change(&mut end);
-    let (config, peer) = (Arc::new(config()), first.client.direct().peer);
+    let (config, peer) = (Arc::new(client), first.client.direct().peer);
     let proposal = Arc::new(ClientProposal::new(&config, &TcpPath::default()).unwrap());
     let early = EarlyConfirm::Direct { peer, end };
     pair.client.machine =
-        Handshake::client_with_early_confirm(pair.now, config, proposal, early, None);
+        Handshake::client_with_early_confirm(pair.now, config, proposal, early, data);
     pair.client.registered = Some((size, token));
     pair
 }

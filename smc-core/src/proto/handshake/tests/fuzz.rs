@@ -95,6 +95,8 @@ fn done() -> impl Strategy<Value = WorkDone> {
         WorkDone::Registered(Ok(DmbToken(7))),
         WorkDone::Registered(Err(DeviceError::NoMemory)),
         WorkDone::Registered(Err(DeviceError::Exhausted)),
+        WorkDone::Claimed(Ok(())),
+        WorkDone::Claimed(Err(DeviceError::PeerGone)),
         WorkDone::Attached(Ok(0x10_0000)),
         WorkDone::Attached(Ok(1)),
         WorkDone::Attached(Err(DeviceError::PeerGone)),
@@ -208,6 +210,7 @@ fn fits(work: &Work, done: &WorkDone) -> bool {
         (Work::Reach { .. }, WorkDone::Reached(_))
             | (Work::Enter { .. }, WorkDone::Entered(_))
             | (Work::Register { .. }, WorkDone::Registered(_))
+            | (Work::Claim { .. }, WorkDone::Claimed(_))
             | (Work::Attach { .. }, WorkDone::Attached(_))
             | (Work::EstablishGroup { .. }, WorkDone::GroupEstablished(_))
             | (Work::OpenLink { .. }, WorkDone::LinkOpened(_))

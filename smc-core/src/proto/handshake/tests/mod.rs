@@ -3,6 +3,7 @@
 mod client;
 mod crossing;
 mod early_confirm;
+mod early_data;
 mod fuzz;
 mod hosts;
 mod messages;
@@ -11,7 +12,7 @@ mod rdma;
 mod server;
 
 use std::cell::RefCell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,6 +41,8 @@ enum Outcome {
 #[derive(Debug, Default)]
 struct TestFabric {
     buffers: HashMap<DmbToken, usize>,
+    /// What a server takes once: buffers, or numbers of codes of SMC-R.
+    taken: HashSet<u64>,
     last_token: u64,
 }
 
@@ -86,6 +89,7 @@ struct Faults {
     unreachable: Vec<DeviceIndex>,
     /// Errors of the next registrations, by device.
     register: HashMap<DeviceIndex, VecDeque<DeviceError>>,
+    claim: Option<DeviceError>,
     attach: Option<Result<usize, DeviceError>>,
     /// Outcomes of the next pieces of SMC-R work, before they succeed.
     rdma: VecDeque<WorkDone>,
@@ -226,11 +230,22 @@ impl HandshakeSide {
                 {
                     Some(error) => WorkDone::Registered(Err(error)),
                     None => {
+                        self.give_back_named();
                         let known = self.registered.take_if(|(of, _)| *of == size);
                         let new = || self.fabric.borrow_mut().buffer(size.byte_len());
                         WorkDone::Registered(Ok(known.map_or_else(new, |(_, token)| token)))
                     }
                 }
+            }
+            Work::Claim { token, .. } => {
+                let mut fabric = self.fabric.borrow_mut();
+                let is_there = fabric.buffers.contains_key(&token);
+                let unknown = DeviceError::Invalid("no such buffer, or of another connection");
+                WorkDone::Claimed(match self.faults.claim.take() {
+                    Some(error) => Err(error),
+                    None if is_there && fabric.taken.insert(token.0) => Ok(()),
+                    None => Err(unknown),
+                })
             }
             Work::Attach { token, .. } => WorkDone::Attached(match self.faults.attach.take() {
                 Some(result) => result,
@@ -249,8 +264,17 @@ impl HandshakeSide {
         })
     }
 
+    /// A buffer that was named with early data is of no use if that was not taken.
+    fn give_back_named(&mut self) {
+        let is_of_use = self.machine.is_early_taken() || !self.machine.has_sent_early_data();
+        if let Some((_, token)) = self.registered.take_if(|_| !is_of_use) {
+            self.fabric.borrow_mut().buffers.remove(&token);
+        }
+    }
+
     fn end(&mut self, now: Instant, outcome: Outcome) {
         if !matches!(outcome, Outcome::Smc(_)) {
+            self.give_back_named();
             self.release(now);
         }
         self.outcome = Some(outcome);
@@ -343,6 +367,7 @@ fn name(work: &Work) -> &'static str {
         Work::Reach { .. } => "reach",
         Work::Enter { .. } => "enter",
         Work::Register { .. } => "register",
+        Work::Claim { .. } => "claim",
         Work::Attach { .. } => "attach",
         Work::OpenLink { .. } => "open link",
         Work::PrepareRmb { .. } => "prepare",

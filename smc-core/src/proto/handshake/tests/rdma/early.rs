@@ -1,8 +1,5 @@
 //! Early CONFIRM and early data for SMC-R (docs/spec/extensions.md#early-data).
 
-use std::collections::BTreeSet;
-
-use smc_testkit::Rng;
 use smc_wire::clc::{EarlyRdmaEnd, Extensions};
 use smc_wire::types::{Features, LinkNumber, Nonce};
 
@@ -17,7 +14,7 @@ const ALL: Features = Features::SINGLE_LINK
 
 const DATA: &[u8] = b"GET /";
 
-fn early_host(host: u8) -> HandshakeConfig {
+pub(in super::super) fn early_host(host: u8) -> HandshakeConfig {
     let mut config = rdma_host(host);
     rdma_of(&mut config).max_links = 1;
     config.vendor_features = ALL;
@@ -33,7 +30,7 @@ fn taking_server() -> HandshakeConfig {
 }
 
 /// A link group that takes early CONFIRMs.
-fn first() -> Pair {
+pub(in super::super) fn first() -> Pair {
     let first = pair_of(early_host(CLIENT), early_host(SERVER)).completed();
     for side in [&first.client, &first.server] {
         let established = side.established();
@@ -45,7 +42,12 @@ fn first() -> Pair {
 }
 
 /// A connection after `first`, whose client sends an early CONFIRM, and data if there is some.
-fn next(first: &Pair, server: HandshakeConfig, data: &[u8], nonce: u128) -> Pair {
+pub(in super::super) fn next(
+    first: &Pair,
+    server: HandshakeConfig,
+    data: &[u8],
+    nonce: u128,
+) -> Pair {
     let groups = [&first.client, &first.server].map(|side| Rc::clone(&side.groups));
     let mut pair = pair_in(early_host(CLIENT), server, groups);
     let client = &mut pair.client;
@@ -93,7 +95,7 @@ fn is_accepted(side: &HandshakeSide) -> bool {
 }
 
 /// Bytes of early data that the client's sending half begins behind.
-fn sent(side: &HandshakeSide) -> usize {
+pub(in super::super) fn sent(side: &HandshakeSide) -> usize {
     let of = |work: &Work| match work {
         Work::BindPeer { sent, .. } => Some(*sent),
         _ => None,
@@ -299,180 +301,3 @@ fn a_proposal_without_precedent_differs_in_the_vendor_options_alone() {
         "{differing:?}"
     );
 }
-
-/// What happens in a schedule, by its seed.
-struct Schedule {
-    rng: Rng,
-    /// Numbers of codes that the server's group has taken.
-    taken: BTreeSet<u64>,
-}
-
-impl Schedule {
-    fn server(&mut self) -> HandshakeConfig {
-        let max = [0, DATA.len() - 1, DATA.len(), 4096][self.rng.below(4)];
-        let mut config = early_host(SERVER);
-        if max > 0 {
-            config.early_data = Some(Arc::new(EarlyDataPolicy::new(max)));
-        }
-        if self.rng.chance(100) {
-            config.rdma = None;
-        }
-        config
-    }
-
-    fn faults(&mut self) -> VecDeque<WorkDone> {
-        let failed = DeviceError::Exhausted;
-        let faults = [
-            WorkDone::RmbPrepared(Err(RmbError::NoLink)),
-            WorkDone::RmbPrepared(Err(failed.into())),
-            WorkDone::RkeyConfirmed(Err(RkeyError::TimedOut)),
-            WorkDone::PeerBound(Err(RtokenError::NotAnnounced)),
-        ];
-        match self.rng.chance(300) {
-            true => [faults[self.rng.below(faults.len())].clone()].into(),
-            false => VecDeque::new(),
-        }
-    }
-
-    /// A server gets a number once: the group refuses it the second time.
-    fn bind(&mut self, server: &mut HandshakeSide, number: u64) {
-        if !self.taken.insert(number) {
-            server.faults.rdma = [WorkDone::PeerBound(Err(RtokenError::NotAuthentic))].into();
-        }
-    }
-}
-
-/// How often the server's application gets the data from PROPOSALs.
-fn deliveries(sides: &[&HandshakeSide]) -> usize {
-    let has_data = |side: &&&HandshakeSide| {
-        let is_smc = matches!(side.outcome, Some(Outcome::Smc(_)));
-        is_smc && side.early_data == DATA
-    };
-    sides.iter().filter(has_data).count()
-}
-
-/// Links are lost at any byte, work fails, PROPOSALs come again in other connections, before or
-/// after the one that they belong to, listeners change: the data arrives once, by the PROPOSAL or
-/// behind the handshake, or the connect fails.
-#[test]
-fn simulation_of_early_data() {
-    let mut group = first();
-    for seed in 0..SCHEDULES {
-        // Connections that are established stay in it.
-        if seed % 100 == 0 {
-            group = first();
-        }
-        let mut schedule = Schedule {
-            rng: Rng::new(seed),
-            taken: BTreeSet::new(),
-        };
-        let server = schedule.server();
-        let mut pair = next(&group, server.clone(), DATA, 1);
-        let number = pair.client.prepared.unwrap().authentication.unwrap().number;
-        let mut again = next(&group, server, DATA, 1).server;
-        pair.client.faults.rdma = schedule.faults();
-        pair.server.faults.rdma = schedule.faults();
-        if schedule.rng.chance(100) {
-            // The group was lost.
-            pair.server.groups = Rc::default();
-        }
-        pair.client.settle(pair.now);
-        let proposal = pair.client.sent.clone();
-        let repeats = |pair: &Pair, schedule: &mut Schedule, again: &mut HandshakeSide| {
-            schedule.bind(again, number);
-            again.settle(pair.now);
-            again.receive(pair.now, &proposal, usize::MAX);
-        };
-        let order = schedule.rng.below(4);
-        if order == 1 {
-            repeats(&pair, &mut schedule, &mut again);
-        }
-        if schedule.taken.contains(&number) {
-            schedule.bind(&mut pair.server, number);
-        } else {
-            schedule.taken.insert(number);
-        }
-        // Either direction may end behind so many bytes.
-        let cut = [(); 2].map(|()| match schedule.rng.chance(200) {
-            true => schedule.rng.below(400),
-            false => usize::MAX,
-        });
-        pair.chunk = [1, 7, 64, usize::MAX][schedule.rng.below(4)];
-        run_until_cut(&mut pair, cut);
-        if order == 2 {
-            repeats(&pair, &mut schedule, &mut again);
-        }
-        let by_proposal = deliveries(&[&pair.server, &again]);
-        assert!(
-            by_proposal <= 1,
-            "seed {seed}: delivered {by_proposal} times"
-        );
-        let behind = match &pair.client.outcome {
-            Some(Outcome::Smc(_)) if is_accepted(&pair.client) => {
-                assert_eq!(deliveries(&[&pair.server]), 1, "seed {seed}");
-                assert_eq!(sent(&pair.client), DATA.len());
-                0
-            }
-            // The client writes it.
-            Some(Outcome::Smc(_) | Outcome::Tcp(_)) => 1,
-            // The connect fails.
-            Some(Outcome::Failed(_)) => continue,
-            None => panic!("seed {seed}: there is no end"),
-        };
-        // A copy that another process has sent before is the client's: it got no answer for it.
-        let own = deliveries(&[&pair.server]);
-        assert_eq!(own + behind, 1, "seed {seed}");
-    }
-}
-
-/// As [`Pair::run`]. TCP ends behind so many bytes of the client and of the server.
-fn run_until_cut(pair: &mut Pair, cut: [usize; 2]) {
-    for _ in 0..10_000 {
-        let now = pair.now;
-        let mut has_moved = pair.client.settle(now) | pair.server.settle(now);
-        pair.from_client.extend(&pair.client.sent);
-        pair.to_server.append(&mut pair.client.sent);
-        pair.from_server.extend(&pair.server.sent);
-        pair.to_client.append(&mut pair.server.sent);
-        let [to_server, to_client] = cut;
-        let given = pair.from_client.len() - pair.to_server.len();
-        let open = to_server.saturating_sub(given).min(pair.to_server.len());
-        let taken = pair
-            .server
-            .receive(now, &pair.to_server[..open], pair.chunk);
-        pair.to_server.drain(..taken);
-        has_moved |= taken > 0;
-        let given = pair.from_server.len() - pair.to_client.len();
-        let open = to_client.saturating_sub(given).min(pair.to_client.len());
-        let taken = pair
-            .client
-            .receive(now, &pair.to_client[..open], pair.chunk);
-        pair.to_client.drain(..taken);
-        has_moved |= taken > 0;
-        if has_moved {
-            continue;
-        }
-        if pair.client.outcome.is_some() && pair.server.outcome.is_some() {
-            return;
-        }
-        // What is lost is lost for both.
-        if cut != [usize::MAX; 2] {
-            pair.client.machine.handle_closed();
-            pair.server.machine.handle_closed();
-        }
-        for side in [&mut pair.client, &mut pair.server] {
-            if let Some(at) = side.machine.poll_timeout() {
-                pair.now = pair.now.max(at);
-            }
-        }
-        for side in [&mut pair.client, &mut pair.server] {
-            side.machine.handle_timeout(pair.now);
-            let mut groups = side.groups.borrow_mut();
-            groups.registry.handle_timeout(pair.now);
-            groups.drain();
-        }
-    }
-}
-
-/// Enough to have each combination of faults many times.
-const SCHEDULES: u64 = 100_000;

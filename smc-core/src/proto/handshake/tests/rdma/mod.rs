@@ -2,7 +2,7 @@
 
 mod client;
 mod concurrency;
-mod early;
+pub(super) mod early;
 mod ipv6;
 mod pair;
 mod reuse;
@@ -22,7 +22,7 @@ use smc_wire::types::{
 use super::*;
 use crate::device::{LinkAddress, RdmaAddress, RoceKind, Route};
 use crate::proto::Role;
-use crate::proto::links::{Authentications, LinkChoice};
+use crate::proto::links::{AuthenticatedPart, Authentications, LinkChoice};
 
 /// The one link of a group.
 #[derive(Clone, Copy, Debug)]
@@ -105,7 +105,19 @@ impl HandshakeSide {
                 (link.peer, link.terms) = (Some(peer), Some(terms));
                 WorkDone::LinkConnected(Ok(()))
             }
-            Work::BindPeer { .. } => WorkDone::PeerBound(Ok(())),
+            // A group takes each number once.
+            Work::BindPeer { ref rmb, .. } => {
+                let early = match rmb.authentication {
+                    Some((stated, AuthenticatedPart::Early(_))) => Some(stated.number),
+                    _ => None,
+                };
+                let mut fabric = self.fabric.borrow_mut();
+                let is_new = early.is_none_or(|number| fabric.taken.insert(number));
+                WorkDone::PeerBound(match is_new {
+                    true => Ok(()),
+                    false => Err(RtokenError::NotAuthentic),
+                })
+            }
             Work::ConfirmRkey => WorkDone::RkeyConfirmed(Ok(())),
             Work::ConfirmLink { .. } => WorkDone::LinkConfirmed(Ok(())),
             ref other => panic!("not SMC-R work: {other:?}"),
