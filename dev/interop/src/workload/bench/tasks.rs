@@ -279,11 +279,13 @@ impl Caller {
 }
 
 impl Caller {
-    /// Writes each message by itself, and reads the answer to them all.
+    /// Writes each message by itself, and reads the answer to them all. Other tasks have a turn
+    /// after each, as threads have.
     async fn send_messages(&mut self, count: u32) -> Result<()> {
         self.stream.write_all(&self.sizes.to_bytes()).await?;
         for _ in 0..count {
             self.stream.write_all(&self.buf[..MESSAGE_LEN]).await?;
+            tokio::task::yield_now().await;
         }
         Ok(read_many(&mut self.stream, &mut self.buf, self.sizes.answer).await?)
     }
