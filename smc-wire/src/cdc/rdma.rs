@@ -56,7 +56,7 @@ layouts! {
     /// The whole message.
     pub(crate) struct Padded: 44 {
         message: Raw<CdcR> => BYTES,
-        credits: u8 => Reserved,
+        credits: u8 => DEC,
         reserved_27: [u8; 17] => Reserved,
     }
 }

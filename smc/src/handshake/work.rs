@@ -333,14 +333,15 @@ async fn claim(
             None
         }
     };
-    if !direct.is_registered(peer, token) {
-        return Err(DeviceError::Invalid("buffer is not registered"));
+    // Claimed first: names of buffers that are not registered any more are forgotten, and none is
+    // registered twice.
+    if !driver.claim_buffer(peer, token) {
+        let why = "another connection has named the buffer";
+        return Err(DeviceError::Invalid(why));
     }
-    match driver.claim_buffer(peer, token) {
+    match direct.is_registered(peer, token) {
         true => Ok(attachment),
-        false => Err(DeviceError::Invalid(
-            "another connection has named the buffer",
-        )),
+        false => Err(DeviceError::Invalid("buffer is not registered")),
     }
 }
 

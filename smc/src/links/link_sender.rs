@@ -234,9 +234,9 @@ impl LinkSender {
         self.posts.lock().queue.received(now, grants)
     }
 
-    /// Whether connections cannot post for want of receive credits.
-    pub(crate) fn is_starved(&self) -> bool {
-        self.has_credits && self.posts.lock().queue.is_starved()
+    /// Whether a connection waits for receive credits: the task of the group has a new timeout.
+    pub(crate) fn is_starved(&self, now: Instant) -> bool {
+        self.has_credits && self.posts.lock().queue.is_starved(now)
     }
 
     /// Requests a wake-up for the completion of the posts so far.

@@ -209,17 +209,30 @@ impl DeviceAttempt {
         let Ends::Direct(ends) = &self.ends else {
             return None;
         };
-        let is_agreed = self.vendor_features.contains(Features::EARLY_CONFIRM);
-        let holds = is_agreed && !self.is_first_contact();
+        let holds = self.joined_features().contains(Features::EARLY_CONFIRM);
         ends.early_buffer
             .filter(|early| holds && early.size <= self.size)
     }
 
+    /// The features of a link group that exists and is joined, as far as this handshake has them
+    /// as well; none at first contact.
+    fn joined_features(&self) -> Features {
+        match self.member {
+            Some(Member::Joined { terms, .. }) => terms.vendor_features & self.vendor_features,
+            _ => Features::empty(),
+        }
+    }
+
     /// Whether the buffer of that early CONFIRM has to be claimed: the PROPOSAL may be repeated,
-    /// and what it has must not be delivered twice.
+    /// by the network or by another process, and what it has must not be delivered twice.
     fn must_claim(&self) -> bool {
         let has_early_data = matches!(&self.ends, Ends::Direct(ends) if ends.has_early_data);
-        let may_repeat = has_early_data || self.vendor_features.contains(Features::FAST_OPEN);
+        // Those of the group, and not of this PROPOSAL, which may be a changed copy of another one.
+        let is_of_fast_open = matches!(
+            self.member,
+            Some(Member::Joined { terms, .. }) if terms.vendor_features.contains(Features::FAST_OPEN)
+        );
+        let may_repeat = has_early_data || is_of_fast_open;
         may_repeat && self.early_direct().is_some()
     }
 
@@ -241,10 +254,6 @@ impl DeviceAttempt {
 
     /// Whether a server has an early CONFIRM for SMC-R, in a group that takes it.
     fn has_early_rdma(&self) -> bool {
-        let Some(Member::Joined { terms, .. }) = self.member else {
-            return false;
-        };
-        let both = terms.vendor_features & self.vendor_features;
         let Ends::Rdma(ends) = &self.ends else {
             return false;
         };
@@ -254,7 +263,7 @@ impl DeviceAttempt {
         let is_of_link = |early: ReceivedRdmaEnd| {
             peer.is_some_and(|peer| (peer.gid, peer.qpn) == (early.end.gid, early.end.qpn))
         };
-        both.contains(EARLY_RDMA) && ends.early.is_some_and(is_of_link)
+        self.joined_features().contains(EARLY_RDMA) && ends.early.is_some_and(is_of_link)
     }
 
     /// A server takes the early CONFIRM for SMC-R.
@@ -279,7 +288,7 @@ impl DeviceAttempt {
         data: Option<ReceivedEarlyData>,
         config: &HandshakeConfig,
     ) -> Option<Vec<u8>> {
-        let is_agreed = self.vendor_features.contains(Features::EARLY_DATA);
+        let is_agreed = self.joined_features().contains(Features::EARLY_DATA);
         let policy = config.early_data.as_ref();
         let policy = policy.filter(|_| is_agreed && self.has_early_confirm())?;
         let data = data.filter(|data| self.has_space(data.bytes.len()) && policy.takes(data))?;

@@ -22,6 +22,8 @@ pub struct Credits {
     owed: u32,
     /// Number of owed credits that are worth a message of their own.
     watermark: u32,
+    /// None were granted yet: the peer does not know how many there are.
+    is_new: bool,
 }
 
 /// A peer that does not keep to the credits: its link ends.
@@ -82,7 +84,8 @@ impl Credits {
         Self {
             available: INITIAL_CREDITS,
             granted: INITIAL_CREDITS,
-            owed: most - INITIAL_CREDITS,
+            owed: most.saturating_sub(INITIAL_CREDITS),
+            is_new: most > INITIAL_CREDITS,
             watermark: most / 2,
         }
     }
@@ -108,8 +111,9 @@ impl Credits {
     /// What to grant by a message of its own, if that is due and can be sent.
     #[must_use]
     pub fn announcement(&self) -> Option<u16> {
-        let is_due = self.owed >= self.watermark && self.available > 0;
-        is_due.then(|| self.grant(u16::MAX))
+        let is_worth_the_last = self.owed >= self.watermark && self.available > 0;
+        let tells = self.is_new && self.owed > 0 && self.available > FOR_GRANTS;
+        (is_worth_the_last || tells).then(|| self.grant(u16::MAX))
     }
 
     /// What the next CDC message grants.
@@ -126,7 +130,8 @@ impl Credits {
     pub fn sent(&mut self, grants: u32) {
         self.available = self.available.saturating_sub(1);
         let grants = grants.min(self.owed);
-        self.owed -= grants;
+        self.owed = self.owed.saturating_sub(grants);
+        self.is_new &= grants == 0;
         self.granted = self.granted.saturating_add(grants);
     }
 

@@ -39,7 +39,7 @@ pub struct SendQueue<C> {
     stalled: Option<Instant>,
     /// `None`: the ends have not agreed on them.
     credits: Option<Credits>,
-    /// Since when there has been no credit for a connection.
+    /// Since when there has been no credit for a connection that waits.
     starved: Option<Instant>,
 }
 
@@ -268,9 +268,6 @@ impl<C: Copy + Eq + Hash> SendQueue<C> {
                 Posted::Credits(grants) => (*grants).into(),
             });
         }
-        if !self.has_credit() {
-            self.starved.get_or_insert(now);
-        }
         self.outstanding.push_back((op, what));
         self.reset_stall_timer(now);
     }
@@ -318,14 +315,18 @@ impl<C: Copy + Eq + Hash> SendQueue<C> {
     /// receive credits.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let since = self.stalled.into_iter().chain(self.starved).min();
+        let starved = self.starved.filter(|_| !self.waiting.is_empty());
+        let since = self.stalled.into_iter().chain(starved).min();
         since?.checked_add(SEND_QUEUE_TIMEOUT)
     }
 
-    /// Whether connections cannot post for want of receive credits.
-    #[must_use]
-    pub const fn is_starved(&self) -> bool {
-        self.starved.is_some()
+    /// Whether a connection waits for receive credits. From the first such call on a
+    /// [timeout](Self::poll_timeout) is running; to be called when a connection was queued, or a post
+    /// completed.
+    pub fn is_starved(&mut self, now: Instant) -> bool {
+        let is_starved = !self.has_credit() && !self.waiting.is_empty();
+        self.starved = is_starved.then(|| self.starved.unwrap_or(now));
+        is_starved
     }
 
     fn reset_stall_timer(&mut self, now: Instant) {

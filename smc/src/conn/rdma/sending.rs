@@ -249,7 +249,13 @@ impl RdmaConn {
         }
         let now = self.group.now();
         let mut last = None;
-        while let Some(slot) = sender.try_reserve(self.token, in_turn) {
+        loop {
+            let Some(slot) = sender.try_reserve(self.token, in_turn) else {
+                if sender.is_starved(now) {
+                    self.group.wake();
+                }
+                break;
+            };
             last = bound.post(slot, now);
             if last != Some(PostResult::Posted) {
                 break;

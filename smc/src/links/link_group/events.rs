@@ -90,8 +90,7 @@ impl RdmaLinkGroup {
             }
         }
         self.pump(&sender);
-        if sender.is_starved() {
-            // The group's task ends the link if there are none for long.
+        if sender.is_starved(self.now()) {
             self.task.wake();
         }
     }
@@ -169,7 +168,11 @@ impl RdmaLinkGroup {
         for sender in senders {
             match sender.poll_timeout() {
                 Some(at) if at <= now => {
-                    self.give_up(sender.id, LinkFailure::QueuePair("posts are not completed"));
+                    let why = match sender.is_starved(now) {
+                        true => "peer grants no receive credits",
+                        false => "posts are not completed",
+                    };
+                    self.give_up(sender.id, LinkFailure::QueuePair(why));
                 }
                 at => next = next.into_iter().chain(at).min(),
             }

@@ -77,11 +77,20 @@ fn a_peer_that_grants_nothing_is_noticed() {
             .completed(start, OpId(u64::from(conn) + 1))
             .for_each(drop);
     }
-    assert!(queue.is_starved());
-    assert_eq!(queue.poll_timeout(), Some(start + SEND_QUEUE_TIMEOUT));
-    queue.received(start + SECOND, 1).unwrap();
-    assert!(!queue.is_starved());
+    assert!(!queue.is_starved(start), "nothing waits");
     assert_eq!(queue.poll_timeout(), None);
+    queue.queue_connection(99);
+    let later = start + SECOND;
+    assert!(queue.is_starved(later) && queue.is_starved(later + SECOND));
+    assert_eq!(queue.poll_timeout(), Some(later + SEND_QUEUE_TIMEOUT));
+    queue.received(later, 1).unwrap();
+    assert!(!queue.is_starved(later));
+    assert_eq!(queue.poll_timeout(), None);
+    assert_eq!(post(&mut queue, later), Some(Posted::Cdc(99)));
+    queue.queue_connection(98);
+    assert!(queue.is_starved(later));
+    queue.remove_connection(98);
+    assert_eq!(queue.poll_timeout(), None, "it does not wait any more");
 }
 
 #[test]
@@ -281,14 +290,17 @@ impl Ends {
     fn new(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let receives = [0; 2].map(|_: u32| 48 + below(&mut rng, 30));
-        Self {
+        let mut ends = Self {
             seed,
             rng,
             now: Instant::now(),
             ends: receives.map(LinkEnd::new),
             waits: 0,
             announcements: 0,
-        }
+        };
+        // As CONFIRM LINK does.
+        ends.requeue();
+        ends
     }
 
     fn run(&mut self, steps: u32) {
@@ -413,10 +425,9 @@ impl Ends {
                 let has_arrived = arrived.get(of).copied().unwrap_or(0);
                 let lost = *sent - has_arrived;
                 *sent = has_arrived;
-                match of {
-                    Some(conn) => *end.waiting.entry(*conn).or_default() += lost,
-                    // LLC messages are lost with their link.
-                    None => {}
+                // LLC messages are lost with their link.
+                if let Some(conn) = of {
+                    *end.waiting.entry(*conn).or_default() += lost;
                 }
             }
             end.numbers.retain(|_, sent| *sent > 0);
