@@ -95,7 +95,8 @@ impl ConnectOptions {
     /// delivered twice; over SMC-D, if its copy does not arrive first. Who can intercept the TCP
     /// connection can read the data, and have it delivered twice, by a DECLINE in place of the
     /// server's answer, as who intercepts a TCP connection always can; over SMC-D, which
-    /// authenticates nothing, it can change the data as well. So data that only the fabric may carry is not for this.
+    /// authenticates nothing, it can change the data as well. So data that only the fabric may
+    /// carry is not for this.
     /// With [`Builder::fast_open`](crate::Builder::fast_open) a listener without SMC that has taken
     /// over the address may get the PROPOSAL, with these bytes in it, on a connection that is then
     /// reset.

@@ -321,8 +321,8 @@ impl<C: Copy + Eq + Hash> SendQueue<C> {
     }
 
     /// Whether a connection waits for receive credits. From the first such call on a
-    /// [timeout](Self::poll_timeout) is running; to be called when a connection was queued, or a post
-    /// completed.
+    /// [timeout](Self::poll_timeout) is running; to be called when a connection was queued, or a
+    /// post completed.
     pub fn is_starved(&mut self, now: Instant) -> bool {
         let is_starved = !self.has_credit() && !self.waiting.is_empty();
         self.starved = is_starved.then(|| self.starved.unwrap_or(now));

@@ -225,9 +225,32 @@ fn an_early_confirm_in_a_syn_is_taken_once() {
     second.run();
     let in_use = second.client.established().vendor_features;
     assert!(in_use.contains(Features::EARLY_CONFIRM));
-    let mut again = receives_again(&second, config());
-    receive(&mut again, second.now, &proposal);
-    assert_eq!(again.outcome, None, "it waits for a CONFIRM");
+    // A copy in which another process has cleared the bit is none of another group.
+    let magic = [0x52, 0x53, 0x4d, 0x53, 0x46];
+    let at = proposal.windows(5).position(|at| at == magic).unwrap() + 6;
+    let mut changed = proposal.clone();
+    assert_eq!(changed[at], 0x06);
+    changed[at] = 0x04;
+    for copy in [proposal, changed] {
+        let mut again = receives_again(&second, config());
+        receive(&mut again, second.now, &copy);
+        assert_eq!(again.outcome, None, "it waits for a CONFIRM");
+    }
+}
+
+/// Buffers that connections of such a group have named are not known.
+#[test]
+fn a_group_without_the_feature_takes_no_early_data_however_a_proposal_states_it() {
+    let config = || HandshakeConfig {
+        vendor_features: Features::EARLY_CONFIRM,
+        ..host()
+    };
+    let first = Pair::new(config(), config()).completed();
+    let mut second = next(&first, server_with(4096), DATA, 1);
+    second.client.settle(second.now);
+    let mut server = receives_again(&first, server_with(4096));
+    receive(&mut server, second.now, &second.client.sent);
+    assert_eq!(server.early_data, b"");
 }
 
 #[test]
