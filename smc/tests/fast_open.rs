@@ -3,36 +3,27 @@
 #![cfg(all(feature = "tokio", feature = "smol"))]
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
+#[path = "support/network_namespace.rs"]
+mod network_namespace;
+
 use std::fs::{read_to_string, write};
 use std::net::SocketAddr;
-use std::process::Command;
 use std::sync::Arc;
-use std::thread;
 
 use futures_lite::future::zip;
-use nix::sched::{CloneFlags, unshare};
 use smc::{ConnectOptions, Domain, Endpoint, ListenOptions, LoopDevice};
 use smc_core::negotiate::Assume;
 use smc_testkit::on::On;
 use smc_testkit::streams::{expect, transfer_both_ways};
 
-/// Runs `test` on a thread in a network namespace of its own. Says why if that cannot be.
-fn in_namespace(test: impl FnOnce() + Send + 'static) {
-    let run = move || {
-        if let Err(error) = unshare(CloneFlags::CLONE_NEWNET) {
-            return println!("skipped: why: cannot make a network namespace: {error}");
-        }
-        let mut up = Command::new("ip");
-        match up.args(["link", "set", "lo", "up"]).status() {
-            Ok(status) if status.success() => {}
-            other => return println!("skipped: why: needs iproute2: {other:?}"),
-        }
-        if let Err(error) = write("/proc/sys/net/ipv4/tcp_fastopen", "3") {
-            return println!("skipped: why: cannot allow TCP Fast Open: {error}");
-        }
-        test();
-    };
-    thread::spawn(run).join().unwrap();
+use network_namespace::in_network_namespace;
+
+/// Runs `test` where servers may take data in SYNs. Says why if that cannot be.
+fn with_fast_open(test: impl FnOnce() + Send + 'static) {
+    in_network_namespace(|| match write("/proc/sys/net/ipv4/tcp_fastopen", "3") {
+        Ok(()) => test(),
+        Err(error) => println!("skipped: why: cannot allow TCP Fast Open: {error}"),
+    });
 }
 
 /// Connections whose SYN had data that the server has taken.
@@ -84,7 +75,7 @@ fn the_proposal_is_data_of_the_syn_where_both_ends_have_fast_open() {
     // A runtime with one thread, which is in the namespace.
     for on in [On::TokioAlone, On::Smol] {
         for fast_open in [[true, true], [true, false], [false, true]] {
-            in_namespace(move || {
+            with_fast_open(move || {
                 let place = tempfile::tempdir().unwrap();
                 on.run(async {
                     let [client, server] = fast_open.map(|fast_open| {

@@ -2,15 +2,17 @@
 
 #![cfg(feature = "tokio")]
 
+#[path = "support/network_namespace.rs"]
+mod network_namespace;
+
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
-use std::process::Command;
-use std::thread;
 
-use nix::sched::{CloneFlags, unshare};
 use rustix::net::{AddressFamily, SocketType};
 use smc::error::FallbackCause;
 use smc::{Builder, Domain, Endpoint, Listener, Stream};
+
+use network_namespace::in_network_namespace;
 
 /// The ports that clients may use: so many that draws do not find the last ones.
 const PORTS: std::ops::RangeInclusive<u16> = 40_000..=43_999;
@@ -18,15 +20,7 @@ const PORTS: std::ops::RangeInclusive<u16> = 40_000..=43_999;
 /// Runs `test` on a thread in a network namespace with these ports for clients. Says why if that
 /// cannot be.
 fn with_few_ports(test: impl AsyncFnOnce() + Send + 'static) {
-    let run = move || {
-        if let Err(error) = unshare(CloneFlags::CLONE_NEWNET) {
-            return println!("skipped: why: cannot make a network namespace: {error}");
-        }
-        let mut up = Command::new("ip");
-        match up.args(["link", "set", "lo", "up"]).status() {
-            Ok(status) if status.success() => {}
-            other => return println!("skipped: why: needs iproute2: {other:?}"),
-        }
+    in_network_namespace(move || {
         set_port_range(*PORTS.start(), *PORTS.end());
         // What is left of ended connections stays.
         set("tcp_tw_reuse", "0");
@@ -35,8 +29,7 @@ fn with_few_ports(test: impl AsyncFnOnce() + Send + 'static) {
             .enable_all()
             .build();
         runtime.expect("tokio starts").block_on(test());
-    };
-    thread::spawn(run).join().expect("the scenario passes");
+    });
 }
 
 fn set(name: &str, value: &str) {

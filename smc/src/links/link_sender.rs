@@ -178,41 +178,15 @@ impl LinkSender {
         }
         loop {
             let queue = &mut posts.queue;
-            match queue.next_post() {
+            let (message, what) = match queue.next_post() {
                 Some(NextPost::Cdc(token)) => return Some(token),
-                Some(NextPost::Llc(tag, message)) => {
-                    match self.link.post(queue.next_op(), &[], &message) {
-                        Ok(()) => {
-                            queue.posted(now, Posted::Llc(tag));
-                            if !is_routine(&message) {
-                                self.arm_last(&mut posts);
-                            }
-                        }
-                        Err(SubmitError::WouldBlock) => {
-                            queue.requeue(now, tag, message);
-                            self.arm_last(&mut posts);
-                            return None;
-                        }
-                        Err(_) => return None,
-                    }
-                }
+                Some(NextPost::Llc(tag, message)) => (message, Posted::Llc(tag)),
                 Some(NextPost::Credits(credits)) => {
-                    let mut message = [0; MESSAGE_LEN];
-                    let announcement = AnnounceCredits {
-                        order: self.order,
-                        credits,
-                    };
-                    if announcement.emit(&mut message).is_err() {
-                        return None;
-                    }
-                    match self.link.post(queue.next_op(), &[], &message) {
-                        Ok(()) => queue.posted(now, Posted::Credits(credits)),
-                        Err(SubmitError::WouldBlock) => {
-                            self.arm_last(&mut posts);
-                            return None;
-                        }
-                        Err(_) => return None,
-                    }
+                    let order = self.order;
+                    let mut message = vec![0; MESSAGE_LEN];
+                    let announcement = AnnounceCredits { order, credits };
+                    announcement.emit(&mut message).ok()?;
+                    (message, Posted::Credits(credits))
                 }
                 None => {
                     if !queue.has_space() {
@@ -220,6 +194,22 @@ impl LinkSender {
                     }
                     return None;
                 }
+            };
+            match self.link.post(queue.next_op(), &[], &message) {
+                Ok(()) => {
+                    queue.posted(now, what);
+                    if !is_routine(&message) {
+                        self.arm_last(&mut posts);
+                    }
+                }
+                Err(SubmitError::WouldBlock) => {
+                    if let Posted::Llc(tag) = what {
+                        queue.requeue(now, tag, message);
+                    }
+                    self.arm_last(&mut posts);
+                    return None;
+                }
+                Err(_) => return None,
             }
         }
     }
@@ -328,13 +318,18 @@ impl Drop for LinkSender {
     }
 }
 
-/// Whether this is a routine message of the link group, which every connection causes: no task
-/// waits for its completion.
+/// Whether this is a routine message of the link group, which every connection or many messages
+/// cause: no task waits for its completion.
 fn is_routine(message: &[u8]) -> bool {
     let kind = message.first().copied().and_then(MessageType::from_byte);
     let is_routine = matches!(
         kind,
-        Some(MessageType::ConfirmRkey | MessageType::DeleteRkey | MessageType::TestLink)
+        Some(
+            MessageType::ConfirmRkey
+                | MessageType::DeleteRkey
+                | MessageType::TestLink
+                | MessageType::AnnounceCredits
+        )
     );
     is_routine && message.len() <= SHORT_LEN
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use futures_lite::AsyncReadExt as _;
 use futures_lite::future::{poll_once, zip};
-use smc::{Builder, Domain, Endpoint, Error, ListenOptions, LoopDevice, Stream};
+use smc::{Builder, Domain, Endpoint, Error, ListenOptions, LoopDevice, Stream, UnixListener};
 use smc_core::negotiate::Assume;
 use smc_testkit::on::On;
 use smc_testkit::streams::{expect, transfer_both_ways};
@@ -35,6 +35,14 @@ impl Place {
 
     fn path(&self) -> PathBuf {
         self.directory.path().join("app.sock")
+    }
+
+    /// A client, and a server with a listener on the UNIX socket that takes so much early data.
+    fn serve_unix(&self, on: On, nocopy: bool, max: usize) -> ([Endpoint; 2], UnixListener) {
+        let both = [(); 2].map(|()| self.builder(on, nocopy).build().unwrap());
+        let options = ListenOptions::new().max_early_data(max);
+        let listener = both[1].bind_unix_with(self.path(), &options).unwrap();
+        (both, listener)
     }
 }
 
@@ -93,11 +101,8 @@ fn early_data_goes_over_unix_sockets() {
     for (max, takes) in [(4096, true), (REQUEST.len() - 1, false)] {
         on_each(async |on, nocopy| {
             let place = Place::new();
-            let endpoint = || place.builder(on, nocopy).build().unwrap();
-            let [client, server] = [(); 2].map(|()| endpoint());
+            let ([client, _server], listener) = place.serve_unix(on, nocopy, max);
             let at = place.path();
-            let options = ListenOptions::new().max_early_data(max);
-            let listener = server.bind_unix_with(&at, &options).unwrap();
             let accept = async || listener.accept().await.unwrap().0;
             let first = request_unix(&client, &at, accept()).await;
             assert!(!is_taken(&first), "there was no precedent");
@@ -122,11 +127,8 @@ fn early_data_is_written_to_a_plain_unix_socket_in_the_place_of_the_listener() {
     let place = Place::new();
     let on = On::Smol;
     on.run(async {
-        let endpoint = || place.builder(on, true).build().unwrap();
-        let [client, server] = [(); 2].map(|()| endpoint());
+        let ([client, _server], listener) = place.serve_unix(on, true, 4096);
         let at = place.path();
-        let options = ListenOptions::new().max_early_data(4096);
-        let listener = server.bind_unix_with(&at, &options).unwrap();
         let accept = async || listener.accept().await.unwrap().0;
         drop(request_unix(&client, &at, accept()).await);
         drop(listener);
@@ -146,11 +148,8 @@ fn a_connect_to_a_unix_socket_fails_where_the_data_may_have_been_delivered() {
     let place = Place::new();
     let on = On::TokioAlone;
     on.run(async {
-        let endpoint = || place.builder(on, true).build().unwrap();
-        let [client, server] = [(); 2].map(|()| endpoint());
+        let ([client, server], listener) = place.serve_unix(on, true, 4096);
         let at = place.path();
-        let options = ListenOptions::new().max_early_data(4096);
-        let listener = server.bind_unix_with(&at, &options).unwrap();
         let accept = async || listener.accept().await.unwrap().0;
         drop(request_unix(&client, &at, accept()).await);
         let options = with_data(&REQUEST);
@@ -176,11 +175,8 @@ fn a_stream_on_a_unix_socket_ends_whose_client_is_gone_after_its_proposal() {
     for nocopy in [true, false] {
         let place = Place::new();
         on.run(async {
-            let endpoint = || place.builder(on, nocopy).build().unwrap();
-            let [client, server] = [(); 2].map(|()| endpoint());
+            let ([client, _server], listener) = place.serve_unix(on, nocopy, 4096);
             let at = place.path();
-            let options = ListenOptions::new().max_early_data(4096);
-            let listener = server.bind_unix_with(&at, &options).unwrap();
             let accept = async || listener.accept().await.unwrap().0;
             drop(request_unix(&client, &at, accept()).await);
             let options = with_data(&REQUEST);

@@ -214,13 +214,17 @@ impl DeviceAttempt {
             .filter(|early| holds && early.size <= self.size)
     }
 
-    /// The features of a link group that exists and is joined, as far as this handshake has them
-    /// as well; none at first contact.
-    fn joined_features(&self) -> Features {
+    /// The features of a link group that exists and is joined; none at first contact.
+    fn features_of_joined(&self) -> Features {
         match self.member {
-            Some(Member::Joined { terms, .. }) => terms.vendor_features & self.vendor_features,
+            Some(Member::Joined { terms, .. }) => terms.vendor_features,
             _ => Features::empty(),
         }
+    }
+
+    /// The same, as far as this handshake has them as well.
+    fn joined_features(&self) -> Features {
+        self.features_of_joined() & self.vendor_features
     }
 
     /// Whether the buffer of that early CONFIRM has to be claimed: the PROPOSAL may be repeated,
@@ -228,10 +232,7 @@ impl DeviceAttempt {
     fn must_claim(&self) -> bool {
         let has_early_data = matches!(&self.ends, Ends::Direct(ends) if ends.has_early_data);
         // Those of the group, and not of this PROPOSAL, which may be a changed copy of another one.
-        let is_of_fast_open = matches!(
-            self.member,
-            Some(Member::Joined { terms, .. }) if terms.vendor_features.contains(Features::FAST_OPEN)
-        );
+        let is_of_fast_open = self.features_of_joined().contains(Features::FAST_OPEN);
         let may_repeat = has_early_data || is_of_fast_open;
         may_repeat && self.early_direct().is_some()
     }

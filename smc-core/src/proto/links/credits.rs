@@ -1,7 +1,7 @@
 //! Receive credits of a link (docs/spec/extensions.md#receive-credits).
 
 use smc_wire::cdc::CdcR;
-use smc_wire::llc::Message;
+use smc_wire::llc::{Message, MessageType};
 use thiserror::Error;
 
 /// The credits of one link in both directions, where the ends have agreed on them.
@@ -66,12 +66,19 @@ const FOR_GRANTS: u32 = 1;
 /// The credits that a received message grants, whatever it is.
 #[must_use]
 pub fn granted_credits(message: &[u8]) -> u32 {
-    match message.first() {
-        Some(&CdcR::TYPE) => CdcR::credits(message).into(),
-        _ => match Message::parse(message) {
-            Ok(Message::AnnounceCredits(announced)) => announced.credits.into(),
-            _ => 0,
-        },
+    let Some(&kind) = message.first() else {
+        return 0;
+    };
+    if kind == CdcR::TYPE {
+        return CdcR::credits(message).into();
+    }
+    // Others are parsed where they are handled.
+    if MessageType::from_byte(kind) != Some(MessageType::AnnounceCredits) {
+        return 0;
+    }
+    match Message::parse(message) {
+        Ok(Message::AnnounceCredits(announced)) => announced.credits.into(),
+        _ => 0,
     }
 }
 

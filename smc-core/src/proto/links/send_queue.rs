@@ -110,12 +110,6 @@ impl<C: Copy + Eq + Hash> SendQueue<C> {
         }
     }
 
-    /// The receive credits of the link, if the ends have agreed on them.
-    #[must_use]
-    pub const fn credits(&self) -> Option<&Credits> {
-        self.credits.as_ref()
-    }
-
     /// A message was received, which grants so many receive credits. Returns whether
     /// [`next_post`](Self::next_post) may have something that it did not have before.
     ///
@@ -238,16 +232,13 @@ impl<C: Copy + Eq + Hash> SendQueue<C> {
     }
 
     fn next_connection(&mut self) -> Option<C> {
-        let is_sparse = !self.was_sparse || self.backlogged.is_empty();
-        let (first, second) = match is_sparse {
-            true => (&mut self.sparse, &mut self.backlogged),
-            false => (&mut self.backlogged, &mut self.sparse),
+        let is_sparse = self.backlogged.is_empty() || (!self.was_sparse && !self.sparse.is_empty());
+        let queue = match is_sparse {
+            true => &mut self.sparse,
+            false => &mut self.backlogged,
         };
-        let (conn, is_first) = match first.pop_front() {
-            Some(conn) => (conn, true),
-            None => (second.pop_front()?, false),
-        };
-        self.was_sparse = is_sparse == is_first;
+        let conn = queue.pop_front()?;
+        self.was_sparse = is_sparse;
         Some(conn)
     }
 

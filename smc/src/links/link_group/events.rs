@@ -19,14 +19,14 @@ use crate::proto::links::{DropReason, LinkId, Posted};
 impl RdmaLinkGroup {
     /// A link has received a message.
     pub(crate) fn handle_received(self: &Arc<Self>, link: LinkId, message: &Inbound) {
-        let bytes = message.as_bytes();
+        let (bytes, now) = (message.as_bytes(), self.now());
         let Some(sender) = self.sender(link) else {
-            return self.handle_message(link, None, bytes);
+            return self.handle_message(link, None, bytes, now);
         };
-        match sender.received(self.now(), bytes) {
+        match sender.received(now, bytes) {
             Err(error) => self.give_up(link, LinkFailure::QueuePair(error.message())),
             Ok(may_post) => {
-                self.handle_message(link, Some(&sender), bytes);
+                self.handle_message(link, Some(&sender), bytes, now);
                 if may_post {
                     self.pump(&sender);
                 }
@@ -39,6 +39,7 @@ impl RdmaLinkGroup {
         link: LinkId,
         sender: Option<&Arc<LinkSender>>,
         bytes: &[u8],
+        now: Instant,
     ) {
         if bytes.first() != Some(&CdcR::TYPE) {
             self.log.received(link, bytes);
@@ -66,7 +67,7 @@ impl RdmaLinkGroup {
                     .in_scope(|| log.dropped("CDC", DropReason::Malformed));
             }
         }
-        if sender.is_some_and(|sender| sender.take_activity_due(self.now())) {
+        if sender.is_some_and(|sender| sender.take_activity_due(now)) {
             self.step(|state, now| state.machine.handle_received(now, link));
         }
     }
@@ -75,7 +76,8 @@ impl RdmaLinkGroup {
         let Some(sender) = self.sender(link) else {
             return;
         };
-        for done in sender.completed(self.now(), op) {
+        let now = self.now();
+        for done in sender.completed(now, op) {
             match done {
                 Posted::Llc(tag) => {
                     self.step(|state, now| state.machine.handle_completed(now, link, tag));
@@ -90,7 +92,7 @@ impl RdmaLinkGroup {
             }
         }
         self.pump(&sender);
-        if sender.is_starved(self.now()) {
+        if sender.is_starved(now) {
             self.task.wake();
         }
     }

@@ -8,6 +8,7 @@ use smc_wire::cdc::CdcR;
 use smc_wire::llc::{AnnounceCredits, ByteOrder, MESSAGE_LEN};
 use smc_wire::types::AlertToken;
 
+use super::send_queue::post;
 use super::*;
 use crate::device::OpId;
 
@@ -184,16 +185,6 @@ fn simulation_of_lying_peers() {
 
 fn below(rng: &mut Rng, end: u32) -> u32 {
     u32::try_from(rng.below(end as usize)).unwrap()
-}
-
-fn post(queue: &mut SendQueue<u32>, now: Instant) -> Option<Posted<u32>> {
-    let what = match queue.next_post()? {
-        NextPost::Llc(tag, _) => Posted::Llc(tag),
-        NextPost::Cdc(conn) => Posted::Cdc(conn),
-        NextPost::Credits(grants) => Posted::Credits(grants),
-    };
-    queue.posted(now, what);
-    Some(what)
 }
 
 /// A message on its way.

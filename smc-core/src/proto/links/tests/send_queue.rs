@@ -3,7 +3,8 @@ use std::time::Instant;
 use super::*;
 use crate::device::{OpId, SENDS_MAX};
 
-fn post(slots: &mut SendQueue<u32>, now: Instant) -> Option<Posted<u32>> {
+/// Makes the next post, if there is one.
+pub(super) fn post(slots: &mut SendQueue<u32>, now: Instant) -> Option<Posted<u32>> {
     let what = match slots.next_post()? {
         NextPost::Llc(tag, _) => Posted::Llc(tag),
         NextPost::Cdc(conn) => Posted::Cdc(conn),
