@@ -288,7 +288,6 @@ fn clients_of_another_user_that_hold_handshakes_leave_descriptors_to_the_process
                 let second = SocketAddrUnix::new_abstract_name(second.as_bytes()).unwrap();
                 let mut client = marked_client(&second).unwrap();
                 client.set_nonblocking(true).unwrap();
-                // The first byte of a message: a second is over then, and six remain.
                 client.write_all(&[0xe2]).unwrap();
                 client
             });

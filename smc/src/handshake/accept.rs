@@ -4,7 +4,6 @@ use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Duration;
 
 use super::carrier::{Carrier, ClcPeer, UnixReader};
 use super::work::HandshakeResources;
@@ -22,14 +21,14 @@ use crate::runtime::Socket;
 use crate::stream::Stream;
 
 impl ClcPeer {
-    /// Waits for the first byte of a client that is known to send CLC. Clients send PROPOSAL as
-    /// soon as they are connected, so the timeout is much shorter than that of the handshake.
+    /// Waits for the first byte of a client that is known to send CLC, as long as for a message of
+    /// the handshake: its PROPOSAL may be lost, or its process not scheduled.
     pub(crate) async fn after_first_byte(
         endpoint: &EndpointInner,
         socket: &dyn Socket,
         process: Option<Credentials>,
     ) -> Result<Self, Error> {
-        let wait = FIRST_BYTE_WAIT.min(endpoint.base_config().timeouts.message);
+        let wait = endpoint.base_config().timeouts.message;
         let mut timer = pin!(endpoint.groups.after(wait));
         let timed_out = |()| Err(Error::TimedOut(Phase::Proposal));
         let received = match process {
@@ -147,6 +146,3 @@ pub(crate) async fn decline_all(
         Ok(Outcome::Smc(_)) => Err(Error::Bug("a handshake without devices came to SMC")),
     }
 }
-
-/// Timeout of the first byte of a client that is known to send CLC.
-const FIRST_BYTE_WAIT: Duration = Duration::from_secs(1);

@@ -118,9 +118,6 @@ pub(crate) const PLAIN: Outcome = Outcome::Tcp(Codes::local(DeclineCode::PEERNOS
 /// How long each message may take.
 pub(crate) const MESSAGE: Duration = Duration::from_secs(6);
 
-/// How long a client may be silent that is known to support CLC.
-pub(crate) const FIRST_BYTE: Duration = Duration::from_secs(1);
-
 /// Much longer than a handshake, much shorter than any timeout.
 pub(crate) const AT_ONCE: Duration = Duration::from_millis(100);
 

@@ -17,9 +17,7 @@ use smc_testkit::world::{
     proposal_from, reason,
 };
 
-use crate::fallback_table::{
-    FIRST_BYTE, MESSAGE, NODEV, Outcome, Row, SOON, early, everywhere, peer, rows,
-};
+use crate::fallback_table::{MESSAGE, NODEV, Outcome, Row, SOON, early, everywhere, peer, rows};
 
 /// The kind of error does not matter: it is not visible.
 pub(crate) const UNSEEN: Outcome = Outcome::Fails(ErrorKind::Other);
@@ -46,7 +44,7 @@ fn a_client_declines_at_once() {
 fn a_client_is_plain() {
     run(rows! {
         "sends first", |_| [Sends(b"GET / HTTP/1.1\r\n\r\n".to_vec())] => UNSEEN;
-        "never sends", |_| [] => Outcome::TimesOut(FIRST_BYTE);
+        "never sends", |_| [] => Outcome::TimesOut(MESSAGE);
     });
 }
 
@@ -67,7 +65,7 @@ fn a_client_sends_rubbish_instead_of_proposal() {
 fn a_client_stalls_before_its_proposal_is_complete() {
     let late = Outcome::TimesOut(MESSAGE);
     run(rows! {
-        "at once", |_| [] => Outcome::TimesOut(FIRST_BYTE);
+        "at once", |_| [] => late;
         "in the header", |_| [Sends(decline_v2(NODEV)[..7].to_vec())] => late;
         "in PROPOSAL", |forged| {
             let proposal = forged.propose();
