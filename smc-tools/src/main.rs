@@ -1,13 +1,14 @@
 //! `smc`: the command-line companion of the SMC crates.
 //!
 //! A subcommand is its arguments and one function that runs it and returns whether it succeeded.
-//! Its module has its name, with two exceptions: `bench`, `bench-agent`, `bench-end` and `demo` are
-//! in `bench`; `ss`, `groups`, `links`, `stats`, `top` and `info`, which ask processes, are in
+//! Its module has its name, with exceptions: `bench`, `bench-agent`, `bench-end` and `demo` are in
+//! `bench`; `soak` and `soak-end` in `soak`; `ss`, `groups`, `links`, `stats`, `top` and `info`, which ask processes, are in
 //! `processes`. The README of this crate lists them.
 
 mod bench;
 mod cat;
 mod check;
+mod child;
 mod completion;
 mod devices;
 mod dissect;
@@ -20,9 +21,11 @@ mod processes;
 mod proxy;
 mod relay;
 mod report;
+mod runtime;
 mod serve;
 #[cfg(feature = "syn-option")]
 mod setup;
+mod soak;
 mod user;
 mod values;
 
@@ -90,6 +93,11 @@ enum Command {
     /// Let programs of all users use SMC with kernels: pin what adds the TCP option
     #[cfg(feature = "syn-option")]
     Setup(setup::Args),
+    /// Exchange data for hours while processes are killed, stopped and short of descriptors
+    Soak(soak::Args),
+    /// One process of a soak
+    #[command(hide = true)]
+    SoakEnd(soak::EndArgs),
     /// List the SMC sockets of running processes, and why others are TCP
     Ss(processes::SsArgs),
     /// Show what running processes have done: connections, bytes, fallbacks
@@ -119,6 +127,8 @@ fn main() -> ExitCode {
         Command::Report(args) => ("smc report", report::run(&args)),
         #[cfg(feature = "syn-option")]
         Command::Setup(args) => ("smc setup", setup::run(&args)),
+        Command::Soak(args) => ("smc soak", soak::run(&args)),
+        Command::SoakEnd(args) => ("smc soak-end", soak::run_end(&args)),
         Command::Ss(args) => ("smc ss", processes::run_ss(&args)),
         Command::Stats(args) => ("smc stats", processes::run_stats(&args)),
         Command::Top(args) => ("smc top", processes::run_top(&args)),

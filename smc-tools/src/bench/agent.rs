@@ -10,8 +10,9 @@ use anyhow::{Context as _, Result, ensure};
 use smc_core::quota::LineQuota;
 
 use super::end::{Role, Task};
-use super::pair::{End, START, directory};
+use super::pair::{End, START};
 use super::plan::{Apart, Workload};
+use crate::child;
 use crate::output;
 use crate::processes::shown;
 use crate::serve::ACCEPT_PAUSE;
@@ -75,7 +76,7 @@ fn serve_task(args: &Args, mut stream: TcpStream, errors: &mut Vec<String>) -> R
     let line = read_task(&stream, Instant::now() + START)?;
     let mut task: Task = serde_json::from_slice(&line).context("not a task")?;
     check(&task)?;
-    let dir = directory()?;
+    let dir = child::directory("bench")?;
     task.dir = dir.path().to_owned();
     task.cell.settings.apart = Some(Apart {
         at: stream.local_addr()?.ip(),

@@ -9,8 +9,8 @@ use clap::builder::TypedValueParser as _;
 use serde::{Deserialize, Serialize};
 
 use super::plan::{Apart, Workload};
-use super::runtime::Runtime;
 use super::transport::Kind;
+use crate::runtime::Runtime;
 use crate::values;
 
 /// Arguments of `smc bench`.

@@ -16,11 +16,11 @@ use super::pair::Outcome;
 #[cfg(feature = "peers")]
 use super::peers;
 use super::plan::Cell;
-use super::runtime::Runtime;
 use super::transport::smc::{self, Carried};
 use super::transport::socket::{self, Native, SmolTcp, SmolUnix, TokioTcp, TokioUnix};
 use super::transport::{Accept, Kind};
 use super::workload;
+use crate::runtime::Runtime;
 
 /// Arguments of a process that `smc bench` starts.
 #[derive(Clone, Debug, clap::Args)]

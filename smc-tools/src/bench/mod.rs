@@ -28,7 +28,6 @@ mod peers;
 mod plan;
 mod report;
 mod results;
-mod runtime;
 mod stats;
 mod transport;
 mod workload;

@@ -1,21 +1,21 @@
 //! The two processes of a measurement, as their parent sees them.
 
-use std::io::{self, BufRead as _, BufReader, Read, Write as _};
+use std::io::{self, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{self, TrySendError};
+use std::process::{Child, Stdio};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
-use tempfile::TempDir;
 
 use super::end::{Ready, Role, Task};
 use super::figure::Sample;
 use super::observe::Observer;
 use super::plan::Cell;
 use super::transport::Kind;
+use crate::child::{self, lines_of};
 use crate::processes::shown;
 
 /// What came of a cell.
@@ -65,7 +65,7 @@ pub(super) fn run(cell: &Cell, remote: Option<SocketAddr>, report: impl Fn(&str)
 }
 
 fn measure(cell: &Cell, remote: Option<SocketAddr>) -> Result<Outcome> {
-    let dir = directory()?;
+    let dir = child::directory("bench")?;
     let timeout = START + cell.settings.time * 10;
     let task = |role| Task {
         cell: cell.clone(),
@@ -98,15 +98,6 @@ fn measure(cell: &Cell, remote: Option<SocketAddr>) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// In memory, where there is such a place: a file there is what ISM devices share. The name has the
-/// number of this process, so that one that was left behind can be distinguished from one in use.
-pub(super) fn directory() -> Result<TempDir> {
-    let prefix = format!("smc-bench-{}-", std::process::id());
-    TempDir::with_prefix_in(&prefix, "/dev/shm")
-        .or_else(|_| TempDir::with_prefix(&prefix))
-        .context("cannot make a directory for the two processes")
-}
-
 /// One of the two, ended when dropped.
 pub(super) struct End {
     handle: ServerHandle,
@@ -135,18 +126,9 @@ impl End {
     }
 
     fn start_child(task: &Task, errors: Stdio) -> Result<Self> {
-        let program = std::env::current_exe().context("cannot find the program itself")?;
-        let mut child = Command::new(program)
-            .arg("bench-end")
-            .arg(serde_json::to_string(task)?)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(errors)
-            .spawn()
-            .context("cannot start a process")?;
-        let stdout = child.stdout.take().context("no standard output")?;
+        let (mut child, lines) = child::start("bench-end", task, errors)?;
         Ok(Self {
-            lines: lines_of(stdout),
+            lines,
             errors: child.stderr.take().map(lines_of),
             handle: ServerHandle::Child(child),
         })
@@ -250,35 +232,6 @@ impl Drop for End {
     }
 }
 
-/// The lines of an output, which is read even if they are not, so that the process never waits for
-/// this one. Nothing is read behind a line that is too long, and lines are dropped when too many
-/// wait to be taken: it may be the output of an agent on another machine.
-fn lines_of(output: impl Read + Send + 'static) -> mpsc::Receiver<io::Result<String>> {
-    let (sender, receiver) = mpsc::sync_channel(LINES_MAX);
-    thread::spawn(move || {
-        let mut output = BufReader::new(output);
-        loop {
-            let mut line = String::new();
-            match output.by_ref().take(LINE_MAX).read_line(&mut line) {
-                Ok(0) | Err(_) => return,
-                Ok(_) => {}
-            }
-            let is_whole = line.ends_with('\n');
-            if !is_whole && line.len() as u64 == LINE_MAX {
-                let text = format!("a line of {LINE_MAX} bytes or more");
-                let error = io::Error::new(io::ErrorKind::InvalidData, text);
-                let _unread = sender.try_send(Err(error));
-                return;
-            }
-            let line = line.trim_end_matches(['\r', '\n']).to_owned();
-            if let Err(TrySendError::Disconnected(_)) = sender.try_send(Ok(line)) {
-                return;
-            }
-        }
-    });
-    receiver
-}
-
 /// How long a process may take to start, and what it takes to open connections and to warm up.
 pub(super) const START: Duration = Duration::from_secs(60);
 
@@ -288,25 +241,9 @@ const END: Duration = Duration::from_secs(3);
 /// For how long a closed connection keeps its port, and some more.
 const TIME_WAIT: Duration = Duration::from_secs(62);
 
-/// Bytes of a line: far more than a result with all its latencies has.
-const LINE_MAX: u64 = 16 << 20;
-
-/// Lines that wait to be taken: a process has one or two.
-const LINES_MAX: usize = 16;
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Tells that all before it was read.
-    struct AtEnd(mpsc::Sender<()>);
-
-    impl Read for AtEnd {
-        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
-            let _told_before = self.0.send(());
-            Ok(0)
-        }
-    }
 
     #[test]
     fn texts_of_another_machine_reach_no_terminal() {
@@ -330,24 +267,5 @@ mod tests {
             let error = check_address(other, agent).unwrap_err().to_string();
             assert!(error.contains("not at the same IP address"), "{error}");
         }
-    }
-
-    #[test]
-    fn lines_are_bounded_in_length_and_number() {
-        let long = io::repeat(b'x');
-        let lines = lines_of(io::Cursor::new("first\r\nsecond\n").chain(long));
-        let all: Vec<_> = lines.iter().collect();
-        let [Ok(first), Ok(second), Err(error)] = &*all else {
-            panic!("{all:?}");
-        };
-        assert_eq!((&**first, &**second), ("first", "second"));
-        assert_eq!(error.to_string(), "a line of 16777216 bytes or more");
-        let (sender, is_read) = mpsc::channel();
-        let many = io::Cursor::new("x\n".repeat(1000)).chain(AtEnd(sender));
-        let lines = lines_of(many);
-        is_read.recv().unwrap();
-        assert_eq!(lines.iter().count(), LINES_MAX);
-        let last = lines_of(io::Cursor::new("no end"));
-        assert_eq!(last.recv().unwrap().unwrap(), "no end");
     }
 }

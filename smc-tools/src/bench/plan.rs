@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use super::args::{Args, COUNT_MAX, LEN_MAX, Settings};
 use super::figure::Figure;
-use super::runtime::Runtime;
 use super::transport::Kind;
 use crate::output::Usage;
+use crate::runtime::Runtime;
 
 /// Everything that is going to be measured.
 #[derive(Clone, Debug)]

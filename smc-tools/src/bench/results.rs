@@ -3,9 +3,9 @@
 use super::figure::{Figure, Latencies, Sample};
 use super::pair::Outcome;
 use super::plan::{Case, Cell, Plan, Workload};
-use super::runtime::Runtime;
 use super::stats::{Comparison, Spread};
 use super::transport::Kind;
+use crate::runtime::Runtime;
 
 /// Everything that was measured.
 #[derive(Debug)]

@@ -18,8 +18,8 @@ use super::pair::{self, Outcome};
 use super::plan::{Case, Plan, Site, Workload};
 use super::report::bar;
 use super::results::Results;
-use super::runtime::Runtime;
 use super::transport::Kind;
+use crate::runtime::Runtime;
 use crate::{output, values};
 
 /// Arguments of `smc demo`.

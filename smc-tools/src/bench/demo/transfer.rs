@@ -10,11 +10,12 @@ use smc::{Mode, Stream};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::super::end::{Ready, Role, Task};
-use super::super::pair::{End, directory};
+use super::super::pair::End;
 use super::super::plan::{Case, Plan, Workload};
 use super::super::report::bar;
 use super::super::transport::smc::Carried;
 use super::{Args, READ_LEN};
+use crate::child;
 
 /// Result of a transfer.
 #[derive(Clone, Debug)]
@@ -41,7 +42,7 @@ impl Transfer {
 
 /// Streams the data to a process of its own, which sends it back.
 pub(super) fn there_and_back(args: &Args, plan: &Plan) -> Result<Transfer> {
-    let dir = directory()?;
+    let dir = child::directory("bench")?;
     let mut cell = plan.cells(0).next().context("no cell")?;
     // Its server sends back what it has read, this much at a time.
     cell.case = Case {

@@ -9,12 +9,12 @@ use super::super::figure::Figure;
 use super::super::host::Host;
 use super::super::plan::{Case, Plan, Workload};
 use super::super::results::{Results, Row};
-use super::super::runtime::Runtime;
 use super::super::stats::Verdict;
 use super::super::transport::Kind;
 use super::plot::{Axis, Line, Plot};
 use super::table::ratio;
 use super::{LEGEND, about, header};
+use crate::runtime::Runtime;
 
 /// Header, then plots and tables for each runtime.
 pub(in crate::bench) fn html(host: &Host, plan: &Plan, results: &Results) -> Result<String> {

@@ -5,10 +5,10 @@ use std::fmt::{self, Write as _};
 use super::super::host::Host;
 use super::super::plan::{Case, Plan};
 use super::super::results::Results;
-use super::super::runtime::Runtime;
 use super::super::stats::Comparison;
 use super::super::transport::Kind;
 use super::{LEGEND, about, header};
+use crate::runtime::Runtime;
 
 /// Header, a table for each case and runtime, and how to read them.
 pub(in crate::bench) fn table(host: &Host, plan: &Plan, results: &Results) -> String {

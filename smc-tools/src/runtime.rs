@@ -15,7 +15,7 @@ use smc::runtime::tokio::TokioRuntime;
 /// An async runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Runtime {
+pub(crate) enum Runtime {
     /// smol with its global executor
     Smol,
     /// tokio, one thread
@@ -27,7 +27,7 @@ pub(super) enum Runtime {
 impl Runtime {
     /// Runs a future to its end, as a task where tasks run on another thread than the one that
     /// waits: what goes from one to the other wakes a thread each time, on any transport.
-    pub(super) fn block_on<T: Send + 'static>(
+    pub(crate) fn block_on<T: Send + 'static>(
         self,
         future: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
@@ -45,7 +45,7 @@ impl Runtime {
     }
 
     /// Starts a task whose result can be waited for.
-    pub(super) fn spawn<T: Send + 'static>(
+    pub(crate) fn spawn<T: Send + 'static>(
         self,
         future: impl Future<Output = T> + Send + 'static,
     ) -> oneshot::Receiver<T> {
@@ -55,14 +55,14 @@ impl Runtime {
     }
 
     /// Starts a detached task.
-    pub(super) fn detach(self, future: impl Future<Output = ()> + Send + 'static) {
+    pub(crate) fn detach(self, future: impl Future<Output = ()> + Send + 'static) {
         match self {
             Self::Smol => smol::spawn(future).detach(),
             Self::Tokio | Self::TokioMt => drop(tokio::spawn(future)),
         }
     }
 
-    pub(super) async fn sleep(self, time: Duration) {
+    pub(crate) async fn sleep(self, time: Duration) {
         match self {
             Self::Smol => drop(smol::Timer::after(time).await),
             Self::Tokio | Self::TokioMt => tokio::time::sleep(time).await,
@@ -70,7 +70,7 @@ impl Runtime {
     }
 
     /// A builder of endpoints on this runtime.
-    pub(super) fn endpoint(self) -> Result<Builder> {
+    pub(crate) fn endpoint(self) -> Result<Builder> {
         let builder = Builder::new();
         Ok(match self {
             Self::Smol => builder.runtime(Arc::new(SmolRuntime::new())),

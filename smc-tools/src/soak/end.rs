@@ -1,0 +1,398 @@
+//! A process of the soak: a server that answers exchanges, or a client that makes them.
+//!
+//! Its orders are lines of standard input, its events lines of standard output, in JSON.
+
+use std::io::{BufRead as _, Write as _};
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use futures::StreamExt as _;
+use futures::channel::{mpsc, oneshot};
+use futures_lite::future::or;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use serde::{Deserialize, Serialize};
+use smc::device::Device;
+use smc::{Domain, Endpoint, Stream};
+use smc_negotiate_local::Local;
+use smc_transport_ism::{FabricAddress, IsmDevice};
+use smc_transport_loop::LoopDevice;
+
+use super::Transport;
+use super::exchange::{self, Ending, Exchange, HANG, Violation};
+use crate::runtime::Runtime;
+
+/// Arguments of a process that `smc soak` starts.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// What to do, in JSON
+    task: String,
+}
+
+/// What a process is.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Task {
+    pub(super) role: Role,
+    pub(super) transport: Transport,
+    pub(super) runtime: Runtime,
+    /// Of the soak.
+    pub(super) dir: PathBuf,
+    /// Receive buffer; the default if there is none.
+    pub(super) buffer: Option<usize>,
+    /// All memory of buffers; the default if there is none.
+    pub(super) memory: Option<usize>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Role {
+    /// Listens, at a path of this name where the transport has paths.
+    Server(String),
+    Client,
+}
+
+/// What the parent has a process do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) enum Order {
+    /// A server's: ends its listener, and has a new one.
+    Listen,
+    /// A client's: goes on with exchanges, so many at a time, until `Quiesce`. Each follows from
+    /// the seed.
+    Exchange { at: String, tasks: u32, seed: u64 },
+    /// A client's: where the server is now.
+    At(String),
+    /// Has no descriptor to spare for this time.
+    LimitDescriptors { millis: u64 },
+    /// Ends what is under way, and gives back what is kept for later connections.
+    Quiesce,
+    /// A client's: sends so many bytes in each direction on one connection.
+    Measure { at: String, bytes: u64 },
+}
+
+/// What a process reports.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) enum Event {
+    /// The process has started.
+    Started,
+    /// A server listens there.
+    Listening(String),
+    Violation(String),
+    Quiet(Counts),
+    /// The seconds that it took.
+    Measured(f64),
+}
+
+/// What a process did since the last report.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Counts {
+    /// Connections that ended as was arranged.
+    pub(super) whole: u64,
+    pub(super) reset: u64,
+    /// Those whose peer was lost.
+    pub(super) lost: u64,
+    /// Connections that did not come about.
+    pub(super) refused: u64,
+    /// Of the connections those without SMC.
+    pub(super) fallback: u64,
+    /// Bytes that were received and were right.
+    pub(super) bytes: u64,
+}
+
+impl Counts {
+    pub(super) fn add(&mut self, other: Self) {
+        self.whole += other.whole;
+        self.reset += other.reset;
+        self.lost += other.lost;
+        self.refused += other.refused;
+        self.fallback += other.fallback;
+        self.bytes += other.bytes;
+    }
+}
+
+/// Runs a process of the soak.
+pub(crate) fn run(args: &Args) -> Result<bool> {
+    let task: Task = serde_json::from_str(&args.task).context("not a task")?;
+    task.runtime.block_on(perform(task))?;
+    Ok(true)
+}
+
+async fn perform(task: Task) -> Result<()> {
+    let mut orders = orders();
+    let device = device(&task)?;
+    let mut builder = task.runtime.endpoint()?.device(Arc::clone(&device));
+    if let Some(len) = task.buffer {
+        builder = builder.recv_buffer(len);
+    }
+    if let Some(bytes) = task.memory {
+        builder = builder.memory_limit(bytes);
+    }
+    let negotiation = Arc::new(Local::in_domain(Domain::directory(&task.dir)));
+    let process = Arc::new(Process {
+        runtime: task.runtime,
+        endpoint: builder.negotiation(negotiation).build()?,
+        device,
+        transport: task.transport,
+        state: Mutex::default(),
+        active: AtomicU64::new(0),
+        is_stopping: AtomicBool::new(false),
+    });
+    report(&Event::Started)?;
+    let mut listening = None;
+    while let Some(order) = orders.next().await {
+        match order? {
+            Order::Listen => {
+                let Role::Server(name) = &task.role else {
+                    bail!("not a server");
+                };
+                drop(listening.take());
+                listening = Some(process.listen(&task.dir.join(name)).await?);
+            }
+            Order::Exchange { at, tasks, seed } => {
+                process.start(at, tasks, seed);
+            }
+            Order::At(at) => process.state().at = at,
+            Order::LimitDescriptors { millis } => {
+                let runtime = task.runtime;
+                runtime.detach(async move {
+                    if let Err(error) = limit_descriptors(runtime, millis).await {
+                        violation(&format!("cannot limit descriptors: {error:#}"));
+                    }
+                });
+            }
+            Order::Quiesce => {
+                process.quiesce().await;
+                let counts = std::mem::take(&mut process.state().counts);
+                report(&Event::Quiet(counts))?;
+            }
+            Order::Measure { at, bytes } => process.measure(&at, bytes).await?,
+        }
+    }
+    drop(listening);
+    process.endpoint.close().await;
+    Ok(())
+}
+
+struct Process {
+    runtime: Runtime,
+    endpoint: Endpoint,
+    device: Arc<dyn Device>,
+    transport: Transport,
+    state: Mutex<State>,
+    /// Exchanges under way, and tasks that make them.
+    active: AtomicU64,
+    is_stopping: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    counts: Counts,
+    /// The server.
+    at: String,
+}
+
+/// A listener and its task, which end together.
+type Listening = oneshot::Sender<()>;
+
+impl Process {
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn listen(self: &Arc<Self>, path: &std::path::Path) -> Result<Listening> {
+        enum Any {
+            Tcp(smc::Listener),
+            Unix(smc::UnixListener),
+        }
+        let (listener, at) = match self.transport {
+            Transport::LoopUnix => {
+                let _absent = fs_err::remove_file(path);
+                let listener = self.endpoint.bind_unix(path)?;
+                (Any::Unix(listener), path.display().to_string())
+            }
+            Transport::Loop | Transport::Ism => {
+                let listener = self.endpoint.bind((Ipv4Addr::LOCALHOST, 0)).await?;
+                let at = listener.local_addr()?.to_string();
+                (Any::Tcp(listener), at)
+            }
+        };
+        let (listening, ended) = oneshot::channel::<()>();
+        let process = Arc::clone(self);
+        self.runtime.detach(async move {
+            let serving = async {
+                loop {
+                    let accepted = match &listener {
+                        Any::Tcp(listener) => listener.accept().await.map(|(stream, _)| stream),
+                        Any::Unix(listener) => listener.accept().await.map(|(stream, _)| stream),
+                    };
+                    match accepted {
+                        Ok(stream) => process.serve(stream),
+                        // Without descriptors there are none for a while.
+                        Err(_error) => process.runtime.sleep(RETRY).await,
+                    }
+                }
+            };
+            or(serving, async { _ = ended.await }).await;
+        });
+        report(&Event::Listening(at))?;
+        Ok(listening)
+    }
+
+    fn serve(self: &Arc<Self>, stream: Stream) {
+        let process = Arc::clone(self);
+        self.active.fetch_add(1, Ordering::AcqRel);
+        self.runtime.detach(async move {
+            let is_smc = stream.mode().is_smc();
+            let ended = exchange::answer(process.runtime, stream).await;
+            process.count(is_smc, ended);
+            process.active.fetch_sub(1, Ordering::AcqRel);
+        });
+    }
+
+    fn start(self: &Arc<Self>, at: String, tasks: u32, seed: u64) {
+        self.state().at = at;
+        self.is_stopping.store(false, Ordering::Release);
+        let mut seeds = fastrand::Rng::with_seed(seed);
+        for _ in 0..tasks {
+            let process = Arc::clone(self);
+            let mut rng = fastrand::Rng::with_seed(seeds.u64(..));
+            self.active.fetch_add(1, Ordering::AcqRel);
+            self.runtime.detach(async move {
+                while !process.is_stopping.load(Ordering::Acquire) {
+                    process.exchange(Exchange::random(rng.u64(..))).await;
+                }
+                process.active.fetch_sub(1, Ordering::AcqRel);
+            });
+        }
+    }
+
+    async fn exchange(&self, exchange: Exchange) {
+        let at = self.state().at.clone();
+        let connecting = or(async { Some(self.connect(&at).await) }, async {
+            self.runtime.sleep(HANG).await;
+            None
+        });
+        match connecting.await {
+            Some(Ok(stream)) => {
+                let is_smc = stream.mode().is_smc();
+                let ended = exchange::request(self.runtime, stream, exchange).await;
+                self.count(is_smc, ended);
+            }
+            Some(Err(_error)) => {
+                self.state().counts.refused += 1;
+                self.runtime.sleep(RETRY).await;
+            }
+            None => violation(&format!("connect to {at}: {}", Violation::Hang(HANG))),
+        }
+    }
+
+    async fn connect(&self, at: &str) -> std::io::Result<Stream> {
+        match self.transport {
+            Transport::LoopUnix => self.endpoint.connect_unix(at).await,
+            Transport::Loop | Transport::Ism => self.endpoint.connect(at).await,
+        }
+        .map_err(Into::into)
+    }
+
+    fn count(&self, is_smc: bool, ended: Result<(Ending, u64), Violation>) {
+        let mut state = self.state();
+        let counts = &mut state.counts;
+        counts.fallback += u64::from(!is_smc);
+        match ended {
+            Ok((ending, bytes)) => {
+                counts.bytes += bytes;
+                match ending {
+                    Ending::Whole => counts.whole += 1,
+                    Ending::Reset => counts.reset += 1,
+                    Ending::Lost => counts.lost += 1,
+                }
+            }
+            Err(why) => violation(&why.to_string()),
+        }
+    }
+
+    /// Waits until nothing is under way.
+    async fn quiesce(&self) {
+        self.is_stopping.store(true, Ordering::Release);
+        let until = Instant::now() + 2 * HANG;
+        while self.active.load(Ordering::Acquire) > 0 {
+            if Instant::now() > until {
+                let active = self.active.load(Ordering::Acquire);
+                return violation(&format!("{active} exchanges do not end"));
+            }
+            self.runtime.sleep(RETRY).await;
+        }
+        self.device.trim_memory();
+    }
+
+    /// One warms the path up.
+    async fn measure(&self, at: &str, bytes: u64) -> Result<()> {
+        let mut seconds = 0.0;
+        for bytes in [bytes / 8, bytes] {
+            let stream = self.connect(at).await.context("connect to measure")?;
+            let start = Instant::now();
+            let exchange = Exchange::of_length(7, bytes);
+            let (ending, _) = exchange::request(self.runtime, stream, exchange).await?;
+            anyhow::ensure!(ending == Ending::Whole, "the measured stream was lost");
+            seconds = start.elapsed().as_secs_f64();
+        }
+        report(&Event::Measured(seconds))
+    }
+}
+
+fn device(task: &Task) -> Result<Arc<dyn Device>> {
+    Ok(match task.transport {
+        Transport::Loop | Transport::LoopUnix => {
+            let domain = Domain::directory(&task.dir);
+            Arc::new(LoopDevice::builder().domain(domain).build()?)
+        }
+        Transport::Ism => {
+            let fabric = FabricAddress::directory(task.dir.join("ism")).with_len(ISM_MEMORY);
+            Arc::new(IsmDevice::builder(fabric).build()?)
+        }
+    })
+}
+
+/// Leaves a few descriptors for this time.
+async fn limit_descriptors(runtime: Runtime, millis: u64) -> Result<()> {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    let open = fs_err::read_dir("/proc/self/fd")?.count() as u64;
+    setrlimit(Resource::RLIMIT_NOFILE, open + 4, hard)?;
+    runtime.sleep(Duration::from_millis(millis)).await;
+    setrlimit(Resource::RLIMIT_NOFILE, soft.max(open + 4), hard)?;
+    Ok(())
+}
+
+/// The orders of the parent, which ends this process by closing standard input.
+fn orders() -> mpsc::UnboundedReceiver<Result<Order>> {
+    let (sender, receiver) = mpsc::unbounded();
+    thread::spawn(move || {
+        for line in std::io::stdin().lock().lines() {
+            let order = line
+                .context("standard input")
+                .and_then(|line| serde_json::from_str(&line).context("not an order"));
+            if sender.unbounded_send(order).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+fn violation(what: &str) {
+    // Without the parent there is nobody to report to, and this process ends.
+    let _gone = report(&Event::Violation(what.to_owned()));
+}
+
+fn report(what: &Event) -> Result<()> {
+    let line = serde_json::to_string(what)?;
+    writeln!(std::io::stdout(), "{line}").context("cannot send to the parent")
+}
+
+/// Pause after a failure, and between looks at what goes on.
+const RETRY: Duration = Duration::from_millis(2);
+
+/// Memory of an ISM fabric.
+const ISM_MEMORY: usize = 64 << 20;

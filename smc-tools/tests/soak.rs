@@ -1,0 +1,34 @@
+//! `smc soak` for some seconds over each transport.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::process::{Command, Stdio};
+
+#[test]
+fn processes_are_killed_and_stopped_and_nothing_is_lost() {
+    for transport in ["loop", "loop-unix", "ism"] {
+        let output = Command::new(env!("CARGO_BIN_EXE_smc"))
+            .args(["soak", "--hours", "0.0015", "--epoch", "2"])
+            .args(["--transport", transport, "--seed", "1"])
+            .stderr(Stdio::inherit())
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success(), "{transport}: {text}");
+        assert_eq!(value(&text, "violations"), 0, "{transport}: {text}");
+        // With this seed the second epoch has it.
+        assert!(value(&text, "kill client") > 0, "{transport}: {text}");
+        let clients = text.lines().find(|line| line.starts_with("clients: "));
+        let whole = clients.unwrap().split(' ').nth(1).unwrap();
+        assert!(whole.parse::<u64>().unwrap() > 0, "{transport}: {text}");
+    }
+}
+
+fn value(text: &str, name: &str) -> u64 {
+    let mut values = text.lines().filter_map(|line| line.strip_prefix(name));
+    let value = values.find_map(|rest| rest.strip_prefix(": "));
+    value
+        .unwrap_or_else(|| panic!("no {name} in {text}"))
+        .parse()
+        .unwrap()
+}
