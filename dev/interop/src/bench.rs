@@ -10,8 +10,8 @@ use count::Count;
 use anyhow::{Result, bail};
 use clap::Args;
 
-use crate::lab::{Lab, NICS};
-use crate::protocol::{Order, OurFeatures};
+use crate::lab::Lab;
+use crate::protocol::OurFeatures;
 use crate::runner::{self, Run};
 use crate::scenario::{self, Role, Scenario};
 use crate::workload::{Kind, Measure};
@@ -177,18 +177,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<bool> {
 /// Delays what leaves each network interface, by half of the round trip.
 fn delay_packets(lab: &mut Lab, round_trip: u32) -> Result<()> {
     let delay = format!("{}us", round_trip.saturating_mul(1000) / 2);
-    for guest in 0..2 {
-        for nic in 0..NICS {
-            let interface = format!("eth{nic}");
-            let command = ["tc", "qdisc", "replace", "dev", &interface, "root", "netem"];
-            let argv = command
-                .into_iter()
-                .chain(["limit", "100000", "delay", &delay]);
-            let argv = argv.map(str::to_owned).collect();
-            lab.order::<String>(guest, Order::Exec(argv))?;
-        }
-    }
-    Ok(())
+    lab.impair(&["limit", "100000", "delay", &delay])
 }
 
 /// Counts for each measure and combination.
@@ -296,6 +285,10 @@ const SET_UPS: &[Measure] = &[
     Measure::Connects {
         clients: 64,
         each: 5,
+    },
+    Measure::Connects {
+        clients: 200,
+        each: 2,
     },
 ];
 

@@ -4,8 +4,8 @@
 use anyhow::{Result, ensure};
 use clap::Args;
 
-use crate::lab::{Lab, NICS};
-use crate::protocol::{Order, OurFeatures};
+use crate::lab::Lab;
+use crate::protocol::OurFeatures;
 use crate::runner::{self, Run};
 use crate::scenario::{self, Role};
 use crate::workload::{Kind, Measure};
@@ -29,6 +29,8 @@ enum Change {
     Cookie,
     /// Packets are lost, late and duplicated, SYNs among them.
     Network,
+    /// SYNs alone are.
+    Syns(&'static [&'static str]),
 }
 
 #[derive(Debug, Args)]
@@ -80,14 +82,23 @@ fn perform(lab: &mut Lab, run: &Run, case: &Case) -> Result<[f64; 2]> {
     let mut change = |lab: &mut Lab| match case.change {
         Change::None => Ok(()),
         Change::Cookie => runner::set_sysctl(lab, 1, "net/ipv4/tcp_fastopen_key", OTHER_KEY),
-        Change::Network => netem(lab, "replace", LOSSY),
+        Change::Network => lab.impair(LOSSY),
+        Change::Syns(how) => lab.impair_syns(how),
     };
     let measured =
-        runner::measure_across(lab, run, case.client, case.servers, measure, &mut change);
-    if matches!(case.change, Change::Network) {
-        netem(lab, "del", &[])?;
+        runner::measure_across(lab, run, case.client, case.servers, measure, &mut change)?;
+    match case.change {
+        Change::None | Change::Cookie => {}
+        Change::Network => lab.repair()?,
+        Change::Syns(how) => {
+            let syns = lab.impaired_syns()?;
+            lab.repair()?;
+            ensure!(
+                syns.sent >= COUNT && (syns.lost > 0) == how.contains(&"loss"),
+                "{COUNT} connections, and {syns:?}"
+            );
+        }
     }
-    let measured = measured?;
     for (measured, least) in measured.iter().zip(case.taken) {
         let is_none = least == 0.0;
         ensure!(
@@ -96,18 +107,6 @@ fn perform(lab: &mut Lab, run: &Run, case: &Case) -> Result<[f64; 2]> {
         );
     }
     Ok(measured)
-}
-
-fn netem(lab: &mut Lab, what: &str, how: &[&str]) -> Result<()> {
-    for guest in 0..2 {
-        for nic in 0..NICS {
-            let interface = format!("eth{nic}");
-            let command = ["tc", "qdisc", what, "dev", &interface, "root", "netem"];
-            let argv = command.into_iter().chain(how.iter().copied());
-            lab.order::<String>(guest, Order::Exec(argv.map(str::to_owned).collect()))?;
-        }
-    }
-    Ok(())
 }
 
 fn cases() -> Vec<Case> {
@@ -173,6 +172,18 @@ fn cases() -> Vec<Case> {
             Change::Network,
             [most, 1.0],
         ),
+        case(
+            "every other SYN lost",
+            [ours; 2],
+            Change::Syns(EVERY_OTHER_LOST),
+            [most; 2],
+        ),
+        case(
+            "each SYN duplicated",
+            [ours; 2],
+            Change::Syns(&["duplicate", "100%"]),
+            [most; 2],
+        ),
     ];
     cases.push(Case {
         name: "a client without features",
@@ -203,3 +214,6 @@ const LOSSY: &[&str] = &[
     "reorder",
     "25%",
 ];
+
+/// Each packet changes the state of the model, in one of which packets are lost.
+const EVERY_OTHER_LOST: &[&str] = &["loss", "gemodel", "100%", "100%"];

@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result};
 use fs_err::{self as fs, File};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount};
+use rustix::process::{Resource, Rlimit, setrlimit};
 use rustix::system::{RebootCommand, finit_module, reboot};
 
 /// Mounts what programs expect and loads the modules of the image in their order.
@@ -23,7 +24,12 @@ pub(crate) fn boot() -> Result<()> {
     for module in modules.lines() {
         load(Path::new(module)).with_context(|| format!("cannot load {module}"))?;
     }
-    Ok(())
+    // Processes inherit it. What a client may have is a share of it.
+    let limit = Rlimit {
+        current: Some(DESCRIPTORS),
+        maximum: Some(DESCRIPTORS),
+    };
+    setrlimit(Resource::Nofile, limit).context("cannot raise the limit of descriptors")
 }
 
 /// Switches the machine off.
@@ -42,6 +48,9 @@ fn load(module: &Path) -> io::Result<()> {
         Err(error) => Err(error.into()),
     }
 }
+
+/// Descriptors of a process, as services have them.
+const DESCRIPTORS: u64 = 65_536;
 
 /// Kind and place of the file systems.
 const MOUNTS: &[(&CStr, &str)] = &[

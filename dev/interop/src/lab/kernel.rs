@@ -172,6 +172,8 @@ const MODULES: &[&str] = &[
     "smc_diag",
     "netlink_diag",
     "sch_netem",
+    "sch_prio",
+    "cls_flower",
     "vfio_iommu_type1",
     "vfio_pci",
 ];

@@ -4,6 +4,7 @@ mod agent;
 mod cpio;
 mod folder;
 mod image;
+mod impairment;
 mod kernel;
 mod machine;
 mod qmp;
