@@ -50,13 +50,29 @@ COUNTED=(-p smc-core -p smc-benches)
 # tests no dependency is built twice.
 AS_TESTS=(--test model)
 
-# SMC-R on hardware, and the command with it.
-RDMA=(-p smc-transport-rdma -p smc-tools --features smc-tools/rdma)
+# [with-rdma]: sets ALL, one set of crates and features for all tests, so that nothing is built twice.
+# What `smc bench` is compared with takes long to build, and so does SMC-R on hardware, which needs
+# more than a Rust toolchain besides.
+select_features() {
+    local manifest crate feature
+    ALL=(--workspace)
+    [[ ${1:-} == with-rdma ]] || ALL+=(--exclude smc-transport-rdma)
+    for manifest in "${MANIFESTS[@]}"; do
+        crate=$(sed -n '0,/^name = "\(.*\)"/s//\1/p' "$manifest")
+        for feature in $(features_of "$manifest"); do
+            case $feature in
+            peers) ;;
+            rdma | ours) [[ ${1:-} != with-rdma ]] || ALL+=(--features "$crate/$feature") ;;
+            *) ALL+=(--features "$crate/$feature") ;;
+            esac
+        done
+    done
+}
 
 # How thorough: in the release profile and long, or in the profile that has been built already.
 thorough() {
-    MODEL_SEEDS=${SMC_MODEL_SEEDS:-10000} KILL_ROUNDS=${SMC_KILL_ROUNDS:-200}
-    ENDINGS_ROUNDS=${SMC_ENDINGS_ROUNDS:-400}
+    MODEL_SEEDS=${SMC_MODEL_SEEDS:-10000} KILL_ROUNDS=${SMC_KILL_ROUNDS:-100}
+    ENDINGS_ROUNDS=${SMC_ENDINGS_ROUNDS:-200}
     LOOM_PREEMPTIONS=${SMC_LOOM_PREEMPTIONS:-4} DEMO_SIZE=64M
     PROFILE=(--release) PROGRAMS=$TARGET/release DOCS=(public all)
     # The frameworks change features of dependencies, and nothing of theirs runs in this profile.
@@ -326,14 +342,10 @@ step_instructions() {
 
 step all rdma verbs "SMC-R on hardware; tests need an RDMA device"
 step_rdma() {
-    cargo clippy "${locked[@]}" "${RDMA[@]}" -p smc-interop --features smc-interop/ours \
-        -p smc --features smc/rdma --all-targets -q -- -D warnings
-    RUSTDOCFLAGS="-D warnings" cargo doc "${locked[@]}" -p smc-transport-rdma --no-deps -q
-    verdicts 900 cargo test "${locked[@]}" "${RDMA[@]}" --lib --bins \
-        $(tests_of smc-transport-rdma) -- --show-output
-    quiet 900 cargo test "${locked[@]}" "${RDMA[@]}" --doc
+    # Lints, documentation and tests of its library are those of the other steps.
+    verdicts 900 cargo test "${locked[@]}" "${ALL[@]}" $(tests_of smc-transport-rdma) -- --show-output
     # It fails where nothing can be used, which is not for us to say.
-    cargo build "${locked[@]}" -q "${RDMA[@]}" --bin smc --test events
+    quiet 1800 cargo build "${locked[@]}" "${ALL[@]}" -q --bins "${AS_TESTS[@]}"
     "$TARGET/debug/smc" devices || true
 }
 
@@ -346,18 +358,18 @@ step_ism() {
 
 step all interop guests,old-kernel,verbs,soft-roce,strace "unmodified kernels against ours, in virtual machines"
 step_interop() {
-    build_programs --features smc-interop/ours
+    build_programs
     # What takes an RDMA device, and one whose network may be changed, has both in a guest.
-    local target out program guest=("$PROGRAMS/interop" guest --env SMC_RDMA_CHANGE=eth1:rxe1)
-    for target in --lib --test={conformance,events,links,links_one_span}; do
-        if ! out=$(cargo test "${locked[@]}" --no-run "${RDMA[@]}" "$target" 2>&1); then
-            echo "$out"
-            return 1
-        fi
-        program=$(sed -n 's/^ *Executable .*(\(.*\))$/\1/p' <<<"$out")
+    local name out program guest=("$PROGRAMS/interop" guest --env SMC_RDMA_CHANGE=eth1:rxe1)
+    if ! out=$(cargo test "${locked[@]}" --no-run "${ALL[@]}" --lib $(tests_of smc-transport-rdma) 2>&1); then
+        echo "$out"
+        return 1
+    fi
+    for name in smc_transport_rdma verbs_{conformance,events,links,links_one_span}; do
+        program=$(sed -n "s/^ *Executable .*(\(.*\/$name-[0-9a-f]*\))\$/\1/p" <<<"$out")
         verdicts 300 "${guest[@]}" "$program" --show-output
     done
-    quiet 300 cargo build "${locked[@]}" -q "${RDMA[@]}" --bin smc --test events
+    quiet 1800 cargo build "${locked[@]}" "${ALL[@]}" -q --bins "${AS_TESTS[@]}"
     bounded 300 "${guest[@]}" "$TARGET/debug/smc" demo --transport rdma --size 8M --rounds 1
     bounded 180 "$PROGRAMS/interop" sockets "$TARGET/debug/smc"
     bounded 300 "$PROGRAMS/interop" early
@@ -593,6 +605,7 @@ main() {
         esac
         shift
     done
+    select_features
     thorough
     if ((${#wanted[@]} == 0)); then
         $all || brief
@@ -613,6 +626,16 @@ main() {
     exec </dev/null
     : >"$scratch/tests"
     bounded 900 .ci/install.sh base || return 1
+
+    # SMC-R on hardware is built with all else, where a step needs it and it can be built.
+    case " ${wanted[*]} " in
+    *" rdma "* | *" interop "*)
+        if bounded 1800 .ci/install.sh verbs; then
+            select_features with-rdma
+            thorough
+        fi
+        ;;
+    esac
 
     local passed=() failed=() skipped=() status started
     for name in "${wanted[@]}"; do
@@ -658,19 +681,5 @@ verdict_of() {
 tests_ran() {
     awk '{n += $1} END {print n + 0}' "$scratch/tests"
 }
-
-# One feature set for all tests, so that nothing is built twice: everything but SMC-R on hardware
-# and what `smc bench` is compared with, which take long to build and have steps of their own.
-ALL=(--workspace --exclude smc-transport-rdma)
-for manifest in "${MANIFESTS[@]}"; do
-    crate=$(sed -n '0,/^name = "\(.*\)"/s//\1/p' "$manifest")
-    for feature in $(features_of "$manifest"); do
-        case $feature in
-        rdma | ours | peers) ;;
-        *) ALL+=(--features "$crate/$feature") ;;
-        esac
-    done
-done
-readonly ALL
 
 main "$@"

@@ -1,4 +1,4 @@
 //! The same links on a device whose receives take a single span of memory.
 
-#[path = "links.rs"]
+#[path = "verbs_links.rs"]
 mod links;

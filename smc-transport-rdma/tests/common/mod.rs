@@ -46,7 +46,7 @@ pub(crate) fn devices() -> Option<(RdmaDevice, RdmaDevice)> {
 pub(crate) fn builder(name: &str) -> Builder {
     let builder = RdmaDevice::builder(name);
     match env!("CARGO_CRATE_NAME") {
-        "links_one_span" => builder.contiguous_receives(),
+        "verbs_links_one_span" => builder.contiguous_receives(),
         _ => builder,
     }
 }
