@@ -12,7 +12,7 @@ RUSTFLAGS="-Cpasses=sancov-module \
 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
 -Cllvm-args=-sanitizer-coverage-pc-table \
 -Cllvm-args=-sanitizer-coverage-trace-compares \
--Ccodegen-units=1 --cfg fuzzing" \
+--cfg fuzzing" \
     cargo build --quiet --release --locked --target "$host" --target-dir "$target_dir"
 
 # Sockets and memory of targets, in memory if possible. The folder is removed at the end.
