@@ -2,8 +2,8 @@
 //!
 //! A subcommand is its arguments and one function that runs it and returns whether it succeeded.
 //! Its module has its name, with exceptions: `bench`, `bench-agent`, `bench-end` and `demo` are in
-//! `bench`; `soak` and `soak-end` in `soak`; `ss`, `groups`, `links`, `stats`, `top` and `info`, which ask processes, are in
-//! `processes`. The README of this crate lists them.
+//! `bench`; `soak` and `soak-end` in `soak`; `ss`, `groups`, `links`, `stats`, `top` and `info`,
+//! which ask processes, are in `processes`. The README of this crate lists them.
 
 mod bench;
 mod cat;

@@ -382,7 +382,7 @@ fn orders() -> mpsc::UnboundedReceiver<Result<Order>> {
 }
 
 fn violation(what: &str) {
-    // Without the parent there is nobody to report to, and this process ends.
+    // Without the parent nothing reads it, and this process ends.
     let _gone = report(&Event::Violation(what.to_owned()));
 }
 

@@ -291,16 +291,20 @@ fn check(piece: &[u8], expected: &[u8], at: u64, len: u64) -> Result<(), Violati
 /// The bytes of a stream from a position on.
 fn fill(seed: u64, from: Side, at: u64, bytes: &mut [u8]) {
     let key = seed.wrapping_mul(2).wrapping_add(from as u64);
-    let mut word = at / 8;
-    let mut skipped = (at % 8) as usize;
-    let mut rest = bytes;
-    while !rest.is_empty() {
-        let made = mix(key ^ word.wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_le_bytes();
-        let made = &made[skipped..];
-        let (now, later) = rest.split_at_mut(made.len().min(rest.len()));
-        now.copy_from_slice(&made[..now.len()]);
-        (rest, skipped, word) = (later, 0, word.wrapping_add(1));
+    let word = |index: u64| mix(key ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_le_bytes();
+    let skipped = (at % 8) as usize;
+    let first = word(at / 8);
+    let (begin, rest) = bytes.split_at_mut(((8 - skipped) % 8).min(bytes.len()));
+    begin.copy_from_slice(&first[skipped..][..begin.len()]);
+    let mut index = at.div_ceil(8);
+    let mut words = rest.chunks_exact_mut(8);
+    for to in &mut words {
+        to.copy_from_slice(&word(index));
+        index += 1;
     }
+    let end = words.into_remainder();
+    let last = word(index);
+    end.copy_from_slice(&last[..end.len()]);
 }
 
 /// The finaliser of SplitMix64.
@@ -355,6 +359,11 @@ mod tests {
             let mut part = vec![0; 1000 - at];
             fill(7, Side::Client, at as u64, &mut part);
             assert_eq!(part, whole[at..]);
+        }
+        for (at, len) in [(1, 3), (5, 3), (5, 4), (7, 1), (8, 8), (0, 7)] {
+            let mut part = vec![0; len];
+            fill(7, Side::Client, at as u64, &mut part);
+            assert_eq!(part, whole[at..at + len], "{at} {len}");
         }
         let mut other = vec![0; 1000];
         fill(7, Side::Server, 0, &mut other);

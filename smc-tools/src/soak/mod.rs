@@ -44,6 +44,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 1.0)]
     hours: f64,
 
+    /// For so many epochs in place of a time
+    #[arg(long, value_name = "N", conflicts_with = "hours")]
+    epochs: Option<u64>,
+
     /// Seconds of an epoch
     #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=3600))]
     epoch: u64,
@@ -89,7 +93,14 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     let mut soak = Soak::start(args, seed, dir.path())?;
     let start = Instant::now();
     let time = Duration::try_from_secs_f64(args.hours * 3600.0).context("--hours")?;
-    while start.elapsed() < time {
+    loop {
+        let is_over = match args.epochs {
+            Some(epochs) => soak.summary.epochs >= epochs,
+            None => start.elapsed() >= time,
+        };
+        if is_over {
+            break;
+        }
         soak.epoch()?;
     }
     let mut summary = soak.finish()?;
