@@ -30,7 +30,7 @@ use fault::Fault;
 use summary::Summary;
 
 use crate::runtime::Runtime;
-use crate::{child, endpoint, output};
+use crate::{child, endpoint, output, values};
 
 /// Arguments of `smc soak`.
 #[derive(Clone, Debug, clap::Args)]
@@ -67,6 +67,10 @@ pub(crate) struct Args {
     /// Exchanges at a time of each of them
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
     tasks: u32,
+
+    /// Bytes in each direction that are sent after an epoch to measure the throughput, with K, M or G
+    #[arg(long, value_name = "N", default_value = "64M", value_parser = values::size)]
+    measured: u64,
 
     /// Of faults and data; by chance if not given
     #[arg(long, value_name = "N")]
@@ -255,7 +259,9 @@ impl<'a> Soak<'a> {
         let counts = self.other_server.quiesce()?;
         self.other_server.expect_none_lost(counts);
 
-        let rate = self.other_client.measure(&self.other_at, MEASURED)?;
+        let rate = self
+            .other_client
+            .measure(&self.other_at, self.args.measured)?;
         self.other_client.quiesce()?;
         self.other_server.quiesce()?;
         self.summary.rates.push(rate);
@@ -302,19 +308,20 @@ fn server_role(name: &str) -> Role {
 
 /// A process with settings by chance.
 fn task(args: &Args, dir: &Path, rng: &mut fastrand::Rng, role: Role) -> Task {
+    // As many numbers for each transport, so that a seed has the same faults.
     let runtimes = [Runtime::Smol, Runtime::Tokio, Runtime::TokioMt];
     let buffers = [16 << 10, 64 << 10, 256 << 10];
     let buffer = buffers[rng.usize(0..buffers.len())];
-    let runtime = args
-        .runtime
-        .unwrap_or_else(|| runtimes[rng.usize(0..runtimes.len())]);
+    let has_buffer = rng.bool();
+    let by_chance = runtimes[rng.usize(0..runtimes.len())];
+    let runtime = args.runtime.unwrap_or(by_chance);
     Task {
         role,
         transport: args.transport,
         runtime,
         dir: dir.to_owned(),
         // The memory of an ISM fabric is one for all.
-        buffer: (args.transport == Transport::Ism || rng.bool()).then_some(buffer),
+        buffer: (has_buffer || args.transport == Transport::Ism).then_some(buffer),
         memory: (rng.u32(0..6) == 0).then_some(MEMORY_SHORT),
     }
 }
@@ -322,9 +329,6 @@ fn task(args: &Args, dir: &Path, rng: &mut fastrand::Rng, role: Role) -> Task {
 fn report(line: &str) {
     endpoint::report("smc soak", line);
 }
-
-/// Bytes in each direction to measure the throughput.
-const MEASURED: u64 = 64 << 20;
 
 /// A limit of memory that some connections do not fit into.
 const MEMORY_SHORT: usize = 8 << 20;
