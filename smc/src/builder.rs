@@ -293,9 +293,10 @@ impl Builder {
     /// ([`Features::SOCKET_REUSE`], docs/spec/extensions.md#socket-reuse), with peers that do so
     /// too. `true` unless set.
     ///
-    /// When a stream has ended in order at both ends, a client keeps its socket for a second, and a
-    /// listener for two, which saves the system calls that make and close one. The next connect to
-    /// the address uses it, if `connect(2)` would lead to the same listener and be permitted.
+    /// When a stream has ended in order at both ends, they keep its socket, which saves the system
+    /// calls that make and close one. The next connect to the address uses it, if `connect(2)` would
+    /// lead to the same listener and be permitted. One second after it was connected a socket is
+    /// not used again, so that processes that share a listening socket share the clients, too.
     /// [`Stats::socket_reuses`](crate::stats::Stats::socket_reuses) counts that. Not used again are
     /// sockets of plain streams, of streams whose descriptor the application has asked for
     /// ([`Stream::tcp_fd`](crate::Stream::tcp_fd)), of connects with
@@ -303,7 +304,7 @@ impl Builder {
     /// all.
     ///
     /// What the system knows of a client, as [`Stream::peer_cred`](crate::Stream::peer_cred) does, is
-    /// of the time when the socket was connected, at most ten seconds before the stream was
+    /// of the time when the socket was connected, at most two seconds before the stream was
     /// accepted. A client that has changed its effective user or group since connects another
     /// socket. What a security module, such as Landlock or SELinux, permits to connect is not asked
     /// for again.

@@ -34,7 +34,7 @@ use crate::proto::handshake::{
 use crate::runtime::{BeforeConnect, Socket, SocketOptions, Unconnected};
 use crate::stats::SetupTiming;
 use crate::stream::Stream;
-use crate::unix::{self, ConnectedSocket, Destination};
+use crate::unix::{self, ConnectedSocket, Destination, is_out_of_descriptors};
 
 /// Connects and sets the stream up.
 pub(crate) async fn connect(
@@ -258,7 +258,12 @@ impl ConnectAttempt<'_> {
             let mut options = SocketOptions::default();
             options.hook.clone_from(&self.options.socket);
             let begin = endpoint.runtime.now();
-            let connected = unix::connect(&*endpoint.runtime, to, &options, with_smc).await?;
+            let mut connected = unix::connect(&*endpoint.runtime, to, &options, with_smc).await;
+            let lacks = |error: &io::Error| is_out_of_descriptors(error);
+            if connected.as_ref().is_err_and(lacks) && endpoint.idle_sockets.close_all() {
+                connected = unix::connect(&*endpoint.runtime, to, &options, with_smc).await;
+            }
+            let connected = connected?;
             let time = endpoint.runtime.now().saturating_duration_since(begin);
             endpoint.setups.add_timing(SetupTiming::TcpConnect, time);
             Ok::<_, io::Error>(connected)
@@ -296,6 +301,7 @@ impl ConnectAttempt<'_> {
                                 ConnectedSocket {
                                     to,
                                     listener,
+                                    since: endpoint.runtime.now(),
                                     destination,
                                 },
                             )

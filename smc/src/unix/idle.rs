@@ -47,6 +47,8 @@ pub(crate) struct ConnectedSocket {
     pub(crate) to: UnixAddr,
     /// The process that listens.
     pub(crate) listener: Credentials,
+    /// When it was connected.
+    pub(crate) since: Instant,
     /// `None` where that is not known: it is used once.
     pub(crate) destination: Option<Destination>,
 }
@@ -110,10 +112,11 @@ impl IdleSockets {
         socket: Arc<dyn Socket>,
         connected: ConnectedSocket,
     ) -> bool {
-        let until = self.runtime.now() + IDLE_MAX;
+        let now = self.runtime.now();
+        let until = (now + IDLE_MAX).min(connected.since + AGE_MAX);
         let mut state = self.state.lock();
         let is_full = state.count >= self.max;
-        if connected.destination.is_none() || state.has_ended {
+        if connected.destination.is_none() || until <= now || state.has_ended {
             return false;
         }
         if is_full && !state.sockets.contains_key(&connected.to) {
@@ -162,15 +165,21 @@ impl IdleSockets {
     /// Closes the sockets of an address.
     pub(crate) fn forget(&self, to: &UnixAddr) {
         let mut state = self.state.lock();
-        let sockets = state.sockets.remove(to).unwrap_or_default();
-        state.count -= sockets.len();
+        let closed = state.sockets.remove(to).unwrap_or_default();
+        state.count -= closed.len();
+        drop(state);
+        // Without the lock, here and below: a socket may have the waker of a task that owns
+        // streams.
+        drop(closed);
     }
 
     /// Closes all, for lack of descriptors. Returns whether there were any.
     pub(crate) fn close_all(&self) -> bool {
         let mut state = self.state.lock();
-        let sockets = std::mem::take(&mut state.sockets);
-        std::mem::take(&mut state.count) > 0 && !sockets.is_empty()
+        state.count = 0;
+        let closed = std::mem::take(&mut state.sockets);
+        drop(state);
+        !closed.is_empty()
     }
 
     /// Closes all, and keeps no more.
@@ -182,16 +191,18 @@ impl IdleSockets {
     /// Closes those that were not used in time. Returns whether others are left.
     fn expire(&self) -> bool {
         let now = self.runtime.now();
+        let mut expired = Vec::new();
         let mut state = self.state.lock();
-        let mut count = 0;
         state.sockets.retain(|_, sockets| {
-            sockets.retain(|idle| now < idle.until);
-            count += sockets.len();
+            let all = std::mem::take(sockets).into_iter();
+            let (left, late): (Vec<_>, Vec<_>) = all.partition(|idle| now < idle.until);
+            *sockets = left;
+            expired.extend(late);
             !sockets.is_empty()
         });
-        state.count = count;
-        state.has_task = count > 0;
-        count > 0
+        state.count -= expired.len();
+        state.has_task = state.count > 0;
+        state.has_task
     }
 }
 
@@ -228,6 +239,10 @@ impl Drop for ExpiryTask {
 
 /// How long a socket is kept without a connection.
 const IDLE_MAX: Duration = Duration::from_secs(1);
+
+/// How long a socket is used: another one passes `accept(2)`, where processes share a listening
+/// socket, and is checked by all that can permit to connect.
+const AGE_MAX: Duration = Duration::from_secs(1);
 
 /// The network namespace of the thread, in which abstract names are.
 const NAMESPACE: &str = "/proc/thread-self/ns/net";

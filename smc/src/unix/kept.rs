@@ -257,9 +257,9 @@ const USER_SHARE: usize = 4;
 /// How long a socket is kept without a connection: longer than clients do, which close first then.
 const KEPT_MAX: Duration = Duration::from_secs(2);
 
-/// How long after it was accepted a socket may get another connection: what a client was allowed to
-/// do when it connected it may not be later.
-const AGE_MAX: Duration = Duration::from_secs(10);
+/// How long after it was accepted a socket may get another connection, which is longer than clients
+/// use it: what a client was allowed to do when it connected it may not be later.
+const AGE_MAX: Duration = Duration::from_secs(2);
 
 /// As much as handshakes read at a time.
 const READ_MAX: usize = 1024;
