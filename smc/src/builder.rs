@@ -294,17 +294,17 @@ impl Builder {
     /// too. `true` unless set.
     ///
     /// When a stream has ended in order at both ends, they keep its socket, which saves the system
-    /// calls that make and close one. The next connect to the address uses it, if `connect(2)` would
-    /// lead to the same listener and be permitted. One second after it was connected a socket is
-    /// not used again, so that processes that share a listening socket share the clients, too.
+    /// calls that make and close one. The next connect to the address uses it, if `connect(2)`
+    /// would lead to the same listener and be permitted. One second after it was connected a socket
+    /// is not used again, so that processes that share a listening socket share the clients, too.
     /// [`Stats::socket_reuses`](crate::stats::Stats::socket_reuses) counts that. Not used again are
     /// sockets of plain streams, of streams whose descriptor the application has asked for
     /// ([`Stream::tcp_fd`](crate::Stream::tcp_fd)), of connects with
     /// [options](crate::ConnectOptions::socket) for the socket, and, on a connect with early data,
     /// all.
     ///
-    /// What the system knows of a client, as [`Stream::peer_cred`](crate::Stream::peer_cred) does, is
-    /// of the time when the socket was connected, at most two seconds before the stream was
+    /// What the system knows of a client ([`Stream::peer_cred`](crate::Stream::peer_cred)) is of
+    /// the time when the socket was connected, at most two seconds before the stream was
     /// accepted. A client that has changed its effective user or group since connects another
     /// socket. What a security module, such as Landlock or SELinux, permits to connect is not asked
     /// for again.

@@ -47,8 +47,8 @@ async fn round(client: &Endpoint, listener: &UnixListener, to: &Path) {
     close(streams).await;
 }
 
-/// Connections until one has used a socket again: an end may see the close of the other one too late
-/// for the next connection.
+/// Connections until one has used a socket again: an end may see the close of the other one too
+/// late for the next connection.
 async fn rounds_until_reuse([client, server]: [&Endpoint; 2], listener: &UnixListener, to: &Path) {
     let before = reuses(client, server);
     for _ in 0..1000 {
@@ -135,8 +135,8 @@ fn a_thousand_connections_take_no_more_descriptors_than_one() {
     }
 }
 
-/// An end that has not closed its stream, or has reset it, or whose application has asked for the
-/// descriptor, leaves the socket to nobody else.
+/// After an end that has not closed its stream, or has reset it, or whose application has asked for
+/// the descriptor, the socket is not used again.
 #[test]
 fn only_a_connection_that_both_ends_have_closed_in_order_leaves_its_socket() {
     for on in On::ALL {
