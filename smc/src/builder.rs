@@ -395,6 +395,9 @@ impl Builder {
     /// the same listener are TCP at once, for at most two seconds. With 0 there is no time for an
     /// answer, and such streams are TCP.
     ///
+    /// On a UNIX socket that it uses again ([`socket_reuse`](Self::socket_reuse)) a connect waits
+    /// for the same time, and then connects another one.
+    ///
     /// Handshakes over TCP, as with kernels, have no such limit: the server's messages must not be
     /// taken for data.
     #[must_use]
