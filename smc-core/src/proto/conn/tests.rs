@@ -293,13 +293,13 @@ fn the_peer_closes_first() {
 #[test]
 fn a_connection_has_ended_in_order_when_both_sides_have_closed_it() {
     type Step = fn(&mut Closing);
-    let close: Step = |closing| drop(closing.close(false));
-    let peer_closes: Step = |closing| drop(closing.handle_peer(C));
-    let shut: Step = |closing| drop(closing.shutdown_write());
-    let abort: Step = |closing| drop(closing.abort());
-    let discard: Step = |closing| drop(closing.close(true));
-    let peer_aborts: Step = |closing| drop(closing.handle_peer(A));
-    let peer_is_done: Step = |closing| drop(closing.handle_peer(D));
+    let close: Step = |closing| _ = closing.close(false);
+    let peer_closes: Step = |closing| _ = closing.handle_peer(C);
+    let shut: Step = |closing| _ = closing.shutdown_write();
+    let abort: Step = |closing| _ = closing.abort();
+    let discard: Step = |closing| _ = closing.close(true);
+    let peer_aborts: Step = |closing| _ = closing.handle_peer(A);
+    let peer_is_done: Step = |closing| _ = closing.handle_peer(D);
     for (steps, in_order) in [
         (&[close, peer_closes][..], true),
         (&[peer_closes, close], true),
