@@ -20,7 +20,7 @@ use smc_core::wire::types::Features;
 use smc_testkit::on::{self, On};
 use smc_testkit::process::is_alone;
 use smc_testkit::resources::{list_descriptors, open_descriptors_of};
-use smc_testkit::user::{is_root, run_as};
+use smc_testkit::user::run_as;
 
 #[path = "support/unix.rs"]
 mod support;
@@ -280,35 +280,6 @@ fn a_client_that_may_no_longer_connect_does_not() {
         true => run_as(990, scenario).unwrap(),
         false => scenario(),
     }
-}
-
-#[test]
-fn another_user_has_a_socket_of_its_own() {
-    if !is_root("connect as another user") {
-        return;
-    }
-    let place = Place::new();
-    fs::set_permissions(place.directory.path(), Permissions::from_mode(0o777)).unwrap();
-    let on = On::TokioAlone;
-    on.run(async {
-        let [client, server] = [(); 2].map(|()| place.endpoint(on));
-        let at = place.abstract_name();
-        let listener = server.bind_unix(&at).unwrap();
-        round(&client, &listener, &at).await;
-        // This thread has another effective user during the connect alone.
-        let runtime = tokio::runtime::Handle::current();
-        let stream = std::thread::scope(|scope| {
-            let connect = || {
-                run_as(990, || {
-                    let _entered = runtime.enter();
-                    futures_lite::future::block_on(poll_once(client.connect_unix(&at)))
-                })
-            };
-            scope.spawn(connect).join().unwrap().unwrap()
-        });
-        drop(stream);
-        assert_eq!(reuses(&client, &server), (0, 0));
-    });
 }
 
 #[test]
