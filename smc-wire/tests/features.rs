@@ -46,6 +46,7 @@ fn a_proposal_states_features_behind_the_oui() {
         (Features::EARLY_DATA, 0x08),
         (Features::RDMA_IPV6, 0x10),
         (Features::RECEIVE_CREDITS, 0x20),
+        (Features::SOCKET_REUSE, 0x80),
     ] {
         let mut proposal = Proposal::parse(&hex(P4)).unwrap();
         let smcd = proposal.smcd.unwrap().with_vendor_features(features);
@@ -98,14 +99,14 @@ fn vendor_options_of_others_are_no_features() {
 
 #[test]
 fn unknown_features_are_kept() {
-    let stated = area(Features::OUI, [0x53, 0x46, 0x80, 0x81, 0xee]).vendor_features();
-    assert_eq!(stated.bits(), 0x8081);
+    let stated = area(Features::OUI, [0x53, 0x46, 0x81, 0x01, 0xee]).vendor_features();
+    assert_eq!(stated.bits(), 0x8101);
     assert!(stated.contains(Features::SINGLE_LINK));
     assert_eq!(stated & Features::all(), stated);
-    assert_eq!(stated.to_vendor_options(), 0x5346_8081);
-    assert_eq!(stated.to_string(), "SINGLE_LINK | 0x8080");
+    assert_eq!(stated.to_vendor_options(), 0x5346_8101);
+    assert_eq!(stated.to_string(), "SINGLE_LINK | 0x8100");
     let again = SmcdArea::default().with_vendor_features(stated);
-    assert_eq!(again.vendor_options, [0x53, 0x46, 0x80, 0x81, 0]);
+    assert_eq!(again.vendor_options, [0x53, 0x46, 0x81, 0x01, 0]);
 }
 
 #[test]

@@ -25,6 +25,7 @@ use crate::precedents::Precedents;
 use crate::proto::handshake::HandshakeConfig;
 use crate::proto::links::LlcConfig;
 use crate::stats::SetupCounters;
+use crate::unix::IdleSockets;
 
 /// Builds an [`Endpoint`].
 ///
@@ -280,9 +281,36 @@ impl Builder {
     /// - [`Features::SINGLE_LINK`], only with authentication: in groups with one link
     ///   ([`max_links`](Self::max_links)) RMBs stay announced when their connections have ended, so
     ///   that further connections take two round trips less.
+    /// - [`Features::SOCKET_REUSE`]: a UNIX socket serves several connections
+    ///   ([`socket_reuse`](Self::socket_reuse)).
     #[must_use]
     pub fn vendor_features(mut self, features: Features) -> Self {
         self.config.vendor_features = features & VENDOR_FEATURES;
+        self
+    }
+
+    /// Whether a UNIX socket serves several SMC-D connections, one after the other
+    /// ([`Features::SOCKET_REUSE`], docs/spec/extensions.md#socket-reuse), with peers that do so
+    /// too. `true` unless set.
+    ///
+    /// When a stream has ended in order at both ends, they keep its socket, which saves the system
+    /// calls that make and close one. The next connect to the address uses it, if `connect(2)`
+    /// would lead to the same listener and be permitted. One second after it was connected a socket
+    /// is not used again, so that processes that share a listening socket share the clients, too.
+    /// [`Stats::socket_reuses`](crate::stats::Stats::socket_reuses) counts that. Not used again are
+    /// sockets of plain streams, of streams whose descriptor the application has asked for
+    /// ([`Stream::tcp_fd`](crate::Stream::tcp_fd)), of connects with
+    /// [options](crate::ConnectOptions::socket) for the socket, and, on a connect with early data,
+    /// all.
+    ///
+    /// What the system knows of a client ([`Stream::peer_cred`](crate::Stream::peer_cred)) is of
+    /// the time when the socket was connected, at most two seconds before the stream was
+    /// accepted. A client that has changed its effective user or group since connects another
+    /// socket. What a security module, such as Landlock or SELinux, permits to connect is not asked
+    /// for again.
+    #[must_use]
+    pub fn socket_reuse(mut self, on: bool) -> Self {
+        self.config.vendor_features.set(Features::SOCKET_REUSE, on);
         self
     }
 
@@ -366,6 +394,9 @@ impl Builder {
     /// others, may take as long as [`Builder::handshake_timeout`]. After a timeout, connections to
     /// the same listener are TCP at once, for at most two seconds. With 0 there is no time for an
     /// answer, and such streams are TCP.
+    ///
+    /// On a UNIX socket that it uses again ([`socket_reuse`](Self::socket_reuse)) a connect waits
+    /// for the same time, and then connects another one.
     ///
     /// Handshakes over TCP, as with kernels, have no such limit: the server's messages must not be
     /// taken for data.
@@ -503,6 +534,7 @@ impl Builder {
             tcp_handshakes: TcpHandshakes::default(),
             proposal: Mutex::default(),
             precedents: Precedents::default(),
+            idle_sockets: IdleSockets::new(&runtime),
             setups: SetupCounters::default(),
             tcp_streams: Arc::default(),
             listeners: Mutex::default(),

@@ -138,6 +138,7 @@ pub(crate) const VENDOR_FEATURES: Features = Features::SINGLE_LINK
     .union(Features::EARLY_CONFIRM)
     .union(Features::EARLY_DATA)
     .union(Features::RECEIVE_CREDITS)
+    .union(Features::SOCKET_REUSE)
     .union(Features::RDMA_IPV6);
 
 impl Default for EndpointConfig {

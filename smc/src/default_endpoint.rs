@@ -126,6 +126,9 @@ fn make(runtime: Arc<dyn Runtime>) -> Result<(Endpoint, DefaultEndpoint), Error>
         if let Some(window) = environment.polling {
             builder = builder.polling(window);
         }
+        if let Some(is_on) = environment.socket_reuse {
+            builder = builder.socket_reuse(is_on);
+        }
         builder
     };
     let with_device = add_defaults(builder(), Domain::default()).map_err(Error::from);

@@ -28,7 +28,7 @@ use super::negotiate::Negotiation;
 use super::runtime::{Acceptor, Runtime, SocketOptions};
 use super::stream::Stream;
 use super::target::{IntoTarget, Target};
-use super::unix::{self, ListeningUnix, UnixListener};
+use super::unix::{self, IdleSockets, ListeningUnix, UnixListener};
 use crate::address::{Address, UnixAddr};
 use crate::busy_poll::Pollers;
 use crate::config::EndpointConfig;
@@ -90,6 +90,7 @@ pub(crate) struct EndpointInner {
     /// The cached PROPOSAL for any destination, and the configuration that it was made from.
     pub(crate) proposal: Mutex<Option<(Arc<HandshakeConfig>, Arc<ClientProposal>)>>,
     pub(crate) precedents: Precedents,
+    pub(crate) idle_sockets: Arc<IdleSockets>,
     pub(crate) setups: SetupCounters,
     pub(crate) tcp_streams: Arc<TcpStreams>,
     pub(crate) listeners: Mutex<Vec<Weak<ListenerService>>>,
@@ -724,6 +725,7 @@ impl Endpoint {
             groups, drivers, ..
         } = &*self.inner;
         self.inner.lifetime.end(ENDPOINT_CLOSED);
+        self.inner.idle_sockets.end();
         let until = self.inner.runtime.now() + self.inner.config.close_timeout;
         let is_delivered = || drivers.iter().all(|driver| driver.arm_delivery());
         groups.wait_until(until, is_delivered).await;

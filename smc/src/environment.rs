@@ -20,6 +20,7 @@ pub(crate) struct Environment {
     policy: Vec<PolicyEntry>,
     pub(crate) recv_buffer: Option<usize>,
     pub(crate) polling: Option<Duration>,
+    pub(crate) socket_reuse: Option<bool>,
 }
 
 impl Environment {
@@ -77,6 +78,10 @@ impl Environment {
         });
         read("SMC_POLLING", &mut |text| {
             environment.polling = Some(duration(text)?);
+            Ok(())
+        });
+        read("SMC_SOCKET_REUSE", &mut |text| {
+            environment.socket_reuse = Some(switch(text)?);
             Ok(())
         });
         (environment, invalid)
@@ -267,6 +272,14 @@ fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
+fn switch(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("neither on nor off".to_owned()),
+    }
+}
+
 fn number_and_unit(text: &str) -> Result<(u64, &str), String> {
     let digits = text.find(|c: char| !c.is_ascii_digit());
     let (number, unit) = text.split_at(digits.unwrap_or(text.len()));
@@ -361,6 +374,13 @@ mod tests {
     }
 
     #[test]
+    fn reuse_of_sockets_is_on_or_off() {
+        let reuse = |text| valid("SMC_SOCKET_REUSE", text).socket_reuse;
+        assert_eq!(reuse("off"), Some(false));
+        assert_eq!(reuse("on"), Some(true));
+    }
+
+    #[test]
     fn an_empty_variable_is_as_none() {
         assert_eq!(valid("SMC_POLICY", ""), Environment::default());
     }
@@ -385,6 +405,7 @@ mod tests {
             ("SMC_RECV_BUFFER", "1T", "\"T\" is none of the units"),
             ("SMC_RECV_BUFFER", "1G", "more than 512M"),
             ("SMC_POLLING", "100", "\"\" is none of the units"),
+            ("SMC_SOCKET_REUSE", "no", "neither on nor off"),
         ] {
             let line = problem(name, value);
             assert!(

@@ -135,6 +135,11 @@ impl Deadlines {
         let _first = self.groups.set(Arc::downgrade(groups));
     }
 
+    /// The time of the runtime.
+    pub(crate) fn now(&self) -> Instant {
+        self.runtime.now()
+    }
+
     /// Completes at the time given, at once if that is in the past or the runtime has ended.
     pub(crate) fn at(self: &Arc<Self>, at: Instant) -> Deadline {
         Deadline {

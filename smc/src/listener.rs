@@ -24,9 +24,12 @@ use super::lifetime::{Lifetime, TASKS_ENDED};
 use super::negotiate::{Credentials, Negotiated, Published};
 use super::runtime::{Acceptor, Runtime, Socket, SocketHook, Task};
 use super::stream::Stream;
-use super::unix::{ListeningUnix, names};
+use super::unix::{
+    KeptSockets, KnownClient, ListeningUnix, NextConnection, is_out_of_descriptors, names,
+};
 use crate::address::Address;
 use crate::config::Policy;
+use crate::conn::NextUser;
 use crate::error::{CloseReason, Error, FallbackCause, FallbackReason, Limit, Phase, Refusal};
 use crate::info::ListenerInfo;
 use crate::log::{Destination, Span};
@@ -183,6 +186,7 @@ impl Listener {
             accept_waker: AtomicWaker::new(),
             accept_task_waker: AtomicWaker::new(),
             max_ready,
+            kept: KeptSockets::new(&endpoint.groups.deadlines),
             lifetime: Arc::clone(&endpoint.lifetime),
         });
         let runtime = Arc::clone(&endpoint.runtime);
@@ -351,6 +355,8 @@ struct Queue {
     /// The waker of the accept task, which waits for capacity or the end.
     accept_task_waker: AtomicWaker,
     max_ready: usize,
+    /// Sockets that clients may send the PROPOSAL of another connection on.
+    kept: Arc<KeptSockets>,
     /// Running handshakes end with it.
     own_lifetime: Lifetime,
     /// The endpoint's lifetime. The queue ends when the accept task detects its end, and returns
@@ -396,6 +402,7 @@ impl Queue {
     /// Ends the queue, with streams that were not accepted. The first cause counts.
     fn end(&self, why: Error) {
         self.own_lifetime.end(why);
+        self.kept.end();
         let unaccepted = std::mem::take(&mut self.state.lock().ready);
         drop(unaccepted);
         self.changed.notify(usize::MAX);
@@ -503,12 +510,14 @@ impl ListeningSocket {
                     socket,
                     peer: peer.into(),
                     sends_clc: false,
+                    before: None,
                 }
             }),
             ListeningKind::Unix(unix) => unix.poll_accept(cx).map_ok(|(socket, peer)| Accepted {
                 socket,
                 peer: names::shown_client(&peer).into(),
                 sends_clc: names::is_client(&peer),
+                before: None,
             }),
         }
     }
@@ -557,6 +566,20 @@ struct Accepted {
     peer: Address,
     /// Whether the client of a UNIX socket sends a PROPOSAL.
     sends_clc: bool,
+    /// Of a UNIX socket that has served another connection before: its client, and what that has
+    /// sent since.
+    before: Option<(KnownClient, Vec<u8>)>,
+}
+
+impl From<NextConnection> for Accepted {
+    fn from(next: NextConnection) -> Self {
+        Self {
+            socket: next.socket,
+            peer: next.client.addr.clone(),
+            sends_clc: true,
+            before: Some((next.client, next.received)),
+        }
+    }
 }
 
 /// The guard of the accept task: dropped with it, also if it was never polled; ends the queue.
@@ -578,6 +601,7 @@ impl Drop for AcceptTask {
 /// The task that accepts TCP connections, while the listener exists.
 async fn accept_loop(queue: Arc<Queue>, service: Weak<ListenerService>, runtime: Arc<dyn Runtime>) {
     let mut turns = ReactorTurns::default();
+    let mut reuses = 0;
     while poll_fn(|cx| queue.poll_capacity(cx)).await.is_some() {
         if let Some(turn) = turns.due(&*runtime) {
             turn.await;
@@ -588,7 +612,7 @@ async fn accept_loop(queue: Arc<Queue>, service: Weak<ListenerService>, runtime:
             match service.upgrade().filter(|_| open) {
                 None => Poll::Ready(None),
                 Some(service) => {
-                    let next = service.socket.poll_accept(cx);
+                    let next = service.poll_next(cx, &queue.kept, &mut reuses);
                     has_waited |= next.is_pending();
                     next.map(|next| Some((service, next)))
                 }
@@ -615,6 +639,9 @@ async fn accept_loop(queue: Arc<Queue>, service: Weak<ListenerService>, runtime:
             }
             Some((service, Err(error))) => {
                 drop(service);
+                if is_out_of_descriptors(&error) {
+                    queue.kept.close_all();
+                }
                 queue.put(Err(error), None);
                 runtime.timer(runtime.now() + ACCEPT_RETRY_DELAY).await;
             }
@@ -642,6 +669,30 @@ impl ListenerService {
             ready,
             refused,
         })
+    }
+
+    /// The next connection: one that was accepted, or the next one on a socket that is kept.
+    /// `reuses`: how many of those there were, one after the other.
+    fn poll_next(
+        &self,
+        cx: &mut Context<'_>,
+        kept: &Arc<KeptSockets>,
+        reuses: &mut u32,
+    ) -> Poll<io::Result<Accepted>> {
+        if matches!(self.socket.kind, ListeningKind::Tcp { .. }) {
+            return self.socket.poll_accept(cx);
+        }
+        *reuses += 1;
+        if *reuses < REUSES_MAX {
+            if let Poll::Ready(next) = kept.poll_next(cx) {
+                return Poll::Ready(Ok(next.into()));
+            }
+        }
+        *reuses = 0;
+        match self.socket.poll_accept(cx) {
+            Poll::Pending => kept.poll_next(cx).map(|next| Ok(next.into())),
+            accepted => accepted,
+        }
     }
 
     fn full(&self) -> FallbackCause {
@@ -674,7 +725,12 @@ impl ListenerService {
                 }
             },
         };
-        let Accepted { socket, peer, .. } = accepted;
+        let Accepted {
+            socket,
+            peer,
+            before,
+            ..
+        } = accepted;
         let side_channel = match (verdict, policy) {
             (Negotiated::Clc, _) => None,
             (Negotiated::SideChannel(side_channel), _) => Some(side_channel),
@@ -692,19 +748,28 @@ impl ListenerService {
                 return None;
             }
         };
-        let mut process = None;
+        let is_reused = before.is_some();
+        let (mut known, received) = before.unzip();
         let source = match &side_channel {
             None => match &peer {
                 Address::Tcp(peer) => Some(Source::of_address(peer.ip())),
                 Address::Unix(_) => {
-                    process = socket.fd().and_then(|fd| Credentials::of_peer(&fd).ok());
-                    let Some(client) = process else {
+                    known = known.or_else(|| {
+                        let process = Credentials::of_peer(&socket.fd()?).ok()?;
+                        Some(KnownClient {
+                            addr: peer.clone(),
+                            process,
+                            source: Source::of_unix(process),
+                            since: self.endpoint.runtime.now(),
+                        })
+                    });
+                    let Some(client) = &known else {
                         let why = Error::misuse("the user of a client is not known");
                         let client = Destination::client(&peer);
                         self.endpoint.warned.failed("accept", client, &why);
                         return None;
                     };
-                    Source::of_unix(client)
+                    client.source
                 }
             },
             Some(side_channel) => {
@@ -725,6 +790,7 @@ impl ListenerService {
         let queue = Arc::clone(queue);
         let endpoint = Arc::clone(&self.endpoint);
         let early_data = self.early_data.clone();
+        let process = known.as_ref().map(|client| client.process);
         Some(Box::pin(async move {
             let client = peer.clone();
             // Pinned here: a future that is passed on by value is copied, and this one is large.
@@ -732,7 +798,10 @@ impl ListenerService {
                 let (path, longest) = match side_channel {
                     Some(side_channel) => (ClientPath::SideChannel(side_channel), None),
                     None => {
-                        let peer = ClcPeer::after_first_byte(&endpoint, &*socket, process).await?;
+                        let peer = match (process, received) {
+                            (Some(process), Some(received)) => ClcPeer::after(process, received),
+                            _ => ClcPeer::after_first_byte(&endpoint, &*socket, process).await?,
+                        };
                         // Such a client does not wait longer for an answer.
                         let longest = endpoint.base_config().timeouts.message;
                         (ClientPath::Clc(peer), Some(longest))
@@ -756,6 +825,13 @@ impl ListenerService {
                         queue.refuse(peer, why);
                     }
                     _ => {
+                        if let (Some(conn), Some(client)) = (stream.conn(), known) {
+                            let kept = Arc::downgrade(&queue.kept);
+                            conn.set_next_user(NextUser::Listener(kept, client));
+                            if is_reused {
+                                endpoint.setups.add_socket_reuse(Role::Server);
+                            }
+                        }
                         log_accepted(&endpoint, &peer, &stream);
                         queue.put(Ok((stream, peer)), Some(descriptor));
                     }
@@ -802,6 +878,9 @@ fn log_accepted(endpoint: &EndpointInner, peer: &Address, stream: &Stream) {
         endpoint.warned.fallback(client, &reason);
     }
 }
+
+/// Connections on sockets that are kept, one after the other, before one is accepted.
+const REUSES_MAX: u32 = 16;
 
 /// Delay after an error of `accept(2)`, most often a lack of descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(20);

@@ -24,6 +24,10 @@ pub struct Stats {
     /// Set-ups that have failed, so that there was no stream, by role: also TCP connections that
     /// were refused.
     pub errors: ByRole,
+    /// Streams on a UNIX socket that has served another one before
+    /// ([`Builder::socket_reuse`](crate::Builder::socket_reuse)).
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub socket_reuses: ByRole,
     /// Looking a destination up by the negotiation, as a client.
     pub look_ups: PhaseStats,
     /// Making the TCP connection and the offer on it, as a client.
@@ -169,6 +173,7 @@ impl Stats {
                 .filter(|fallback| fallback.count != ByRole::default())
                 .collect(),
             errors: self.errors.since(earlier.errors),
+            socket_reuses: self.socket_reuses.since(earlier.socket_reuses),
             look_ups: self.look_ups.since(earlier.look_ups),
             tcp_connects: self.tcp_connects.since(earlier.tcp_connects),
             handshakes: self.handshakes.since(earlier.handshakes),
@@ -322,6 +327,7 @@ struct Setups {
     /// By the local reason and that of the peer. Peers choose theirs, so the number is bounded.
     fallbacks: BTreeMap<(u32, Option<u32>), ByRole>,
     errors: ByRole,
+    socket_reuses: ByRole,
     look_ups: PhaseStats,
     tcp_connects: PhaseStats,
     handshakes: PhaseStats,
@@ -360,6 +366,10 @@ impl SetupCounters {
         self.0.lock().errors.add(role);
     }
 
+    pub(crate) fn add_socket_reuse(&self, role: Role) {
+        self.0.lock().socket_reuses.add(role);
+    }
+
     /// The counters, with those of devices.
     pub(crate) fn stats(&self, devices: Vec<DeviceStats>) -> Stats {
         let setups = self.0.lock();
@@ -373,6 +383,7 @@ impl SetupCounters {
             devices,
             fallbacks: fallbacks.collect(),
             errors: setups.errors,
+            socket_reuses: setups.socket_reuses,
             look_ups: setups.look_ups,
             tcp_connects: setups.tcp_connects,
             handshakes: setups.handshakes,

@@ -188,7 +188,12 @@ unix_service!(unix_after: smc::smol::{UnixListener, UnixStream});
 fn is_alone() -> bool {
     let dir = tempfile::tempdir().unwrap();
     let errors = run_alone(|command| {
-        for name in ["SMC_POLICY", "SMC_RECV_BUFFER", "SMC_POLLING"] {
+        for name in [
+            "SMC_POLICY",
+            "SMC_RECV_BUFFER",
+            "SMC_POLLING",
+            "SMC_SOCKET_REUSE",
+        ] {
             command.env_remove(name);
         }
         command.env("SMC_RUNTIME_DIR", dir.path());

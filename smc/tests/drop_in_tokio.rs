@@ -192,7 +192,12 @@ unix_service!(unix_after: smc::tokio::{UnixListener, UnixStream});
 fn alone_with(variables: &[(&str, &str)]) -> Option<String> {
     let dir = tempfile::tempdir().unwrap();
     run_alone(|command| {
-        for name in ["SMC_POLICY", "SMC_RECV_BUFFER", "SMC_POLLING"] {
+        for name in [
+            "SMC_POLICY",
+            "SMC_RECV_BUFFER",
+            "SMC_POLLING",
+            "SMC_SOCKET_REUSE",
+        ] {
             command.env_remove(name);
         }
         command.env("SMC_RUNTIME_DIR", dir.path());

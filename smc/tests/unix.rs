@@ -13,13 +13,13 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use futures_lite::future::{poll_once, yield_now, zip};
+use futures_lite::future::{poll_once, yield_now};
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType};
 use rustix::process::{getegid, geteuid, getpid};
 use smc::{
-    Builder, ConnectOptions, Domain, Endpoint, Error, FallbackCause, ListenOptions, LoopDevice,
-    Policy, Stream, UnixAddr, UnixListener,
+    ConnectOptions, Domain, Error, FallbackCause, ListenOptions, LoopDevice, Policy, Stream,
+    UnixAddr,
 };
 use smc_core::wire::clc::Decline;
 use smc_core::wire::types::{DeclineCode, OsType, Version};
@@ -29,59 +29,14 @@ use smc_testkit::resources::limit_descriptors;
 use smc_testkit::unix::marked_client;
 use smc_testkit::user::{is_root, run_as};
 use smc_testkit::wait;
-use tempfile::TempDir;
+
+#[path = "support/unix.rs"]
+mod support;
+
+use support::{Place, connect_pair, exchange};
 
 /// What a listener with SMC has in place of the last slash of its path.
 const SPELLING: &str = "/././/./";
-
-/// Directories of one test, for sockets and devices.
-struct Place {
-    directory: TempDir,
-}
-
-impl Place {
-    fn new() -> Self {
-        Self {
-            directory: tempfile::tempdir().unwrap(),
-        }
-    }
-
-    fn builder(&self, on: On) -> Builder {
-        let domain = Domain::directory(self.directory.path().join("smc"));
-        let device = LoopDevice::builder().domain(domain).build().unwrap();
-        on.endpoint().device(Arc::new(device))
-    }
-
-    fn endpoint(&self, on: On) -> Endpoint {
-        self.builder(on).build().unwrap()
-    }
-
-    fn path(&self) -> PathBuf {
-        self.directory.path().join("app.sock")
-    }
-
-    /// An abstract name that no other test has, behind a zero byte.
-    fn abstract_name(&self) -> PathBuf {
-        let name = self.path();
-        PathBuf::from(format!("\0{}", name.display()))
-    }
-}
-
-async fn connect_pair(client: &Endpoint, listener: &UnixListener, to: &Path) -> [Stream; 2] {
-    let (client, server) = zip(client.connect_unix(to), listener.accept()).await;
-    [client.unwrap(), server.unwrap().0]
-}
-
-async fn exchange([client, server]: &mut [Stream; 2]) {
-    client.write_all(b"request").await.unwrap();
-    let mut request = [0; 7];
-    server.read_exact(&mut request).await.unwrap();
-    assert_eq!(&request, b"request");
-    server.write_all(b"answer").await.unwrap();
-    let mut answer = [0; 6];
-    client.read_exact(&mut answer).await.unwrap();
-    assert_eq!(&answer, b"answer");
-}
 
 #[test]
 fn two_endpoints_have_smc_over_a_path_and_over_an_abstract_name() {

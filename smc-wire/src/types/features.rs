@@ -41,6 +41,9 @@ bitflags! {
         /// The ends of a link group of SMC-R exchange a key on its first link. ACCEPT and CONFIRM
         /// of further connections have a code that takes this key.
         const AUTHENTICATION = 0x0040;
+        /// A UNIX socket on which an SMC-D connection was set up serves another one when that has
+        /// ended in order.
+        const SOCKET_REUSE = 0x0080;
         const _ = !0;
     }
 }
@@ -103,7 +106,7 @@ impl Features {
         Bits::flag("rdma_ipv6", Self::RDMA_IPV6.low_byte()),
         Bits::flag("receive_credits", Self::RECEIVE_CREDITS.low_byte()),
         Bits::flag("authentication", Self::AUTHENTICATION.low_byte()),
-        Bits::reserved("reserved_features", 0x80),
+        Bits::flag("socket_reuse", Self::SOCKET_REUSE.low_byte()),
     ];
 }
 

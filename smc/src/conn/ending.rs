@@ -97,6 +97,8 @@ impl Conn {
             }
             _ => self.publish_final(flags, unread),
         }
+        self.reuse.note_close_published();
+        self.pass_socket_on();
         self.release_if_closed();
         if !self.closing.lock().is_removable() {
             // Written data of SMC-D is in the peer's memory.
@@ -233,6 +235,7 @@ impl Conn {
             let _best_effort = self.socket.shutdown(Shutdown::Both);
         }
         self.driver.remove(self.key());
+        self.pass_socket_on();
     }
 }
 

@@ -4,11 +4,13 @@ mod counters;
 mod direct;
 mod ending;
 mod rdma;
+mod reuse;
 
 pub(crate) use counters::{ConnCounters, DeviceCounters, HalfCounters};
 pub(crate) use direct::{DirectBuffers, DirectConn, PeerDmb, RetryResult};
 pub(crate) use ending::Handle;
 pub(crate) use rdma::{MessageSearch, RdmaConn, RdmaConnHandle, ReceivedCdc};
+pub(crate) use reuse::{NextUser, SocketReuse};
 
 use std::io::IoSlice;
 use std::sync::atomic::AtomicU64 as StdAtomicU64;
@@ -55,6 +57,7 @@ pub(crate) struct Conn {
     pub(crate) role: Role,
     pub(crate) peer_addr: Address,
     pub(crate) socket: Arc<dyn Socket>,
+    pub(crate) reuse: SocketReuse,
     /// The peers among which this one has a share of descriptors.
     pub(crate) source: Option<Source>,
     /// Counted from the time when the application drops the stream.
@@ -278,6 +281,7 @@ impl Conn {
             role,
             peer_addr,
             socket,
+            reuse: SocketReuse::default(),
             source,
             closing_descriptor: Mutex::default(),
             locality,

@@ -50,7 +50,20 @@ impl ClcPeer {
                 Vec::new()
             }
         };
-        Ok(Self { process, received })
+        Ok(Self {
+            process,
+            received,
+            answer_within: None,
+        })
+    }
+
+    /// A client of a UNIX socket that has sent this.
+    pub(crate) fn after(process: Credentials, received: Vec<u8>) -> Self {
+        Self {
+            process: Some(process),
+            received,
+            answer_within: None,
+        }
     }
 }
 

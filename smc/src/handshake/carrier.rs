@@ -106,6 +106,8 @@ pub(crate) struct ClcPeer {
     pub(super) process: Option<Credentials>,
     /// What was read from a UNIX socket already.
     pub(super) received: Vec<u8>,
+    /// How long it may take to the first byte of an answer, if that is less than for a message.
+    pub(super) answer_within: Option<Duration>,
 }
 
 /// Reads a UNIX socket, which costs a system call each time: more than a message at once.
@@ -115,6 +117,8 @@ pub(super) struct UnixReader<'a> {
     ahead: Vec<u8>,
     busy_poll: BusyPoll,
     runtime: &'a dyn Runtime,
+    /// When the first byte has to be there.
+    deadline: Option<Deadline>,
 }
 
 /// The handshakes of an endpoint on TCP, by their own and their peers' addresses. They show which
@@ -210,8 +214,10 @@ impl<'a> Carrier<'a> {
                 offer,
             });
         };
+        let groups = &endpoint.groups;
         let reader = UnixReader {
             ahead: peer.received,
+            deadline: peer.answer_within.map(|within| groups.after(within)),
             ..UnixReader::new(endpoint, socket)
         };
         Self::Unix(UnixCarrier {
@@ -352,6 +358,11 @@ impl<'a> Carrier<'a> {
         }
     }
 
+    /// Whether this is a UNIX socket of which nothing was read behind the last message.
+    pub(super) fn is_unix_without_unread(&self) -> bool {
+        matches!(self, Self::Unix(unix) if unix.reader.ahead.is_empty())
+    }
+
     /// What was read behind the last message.
     pub(super) fn take_unread(&mut self) -> Vec<u8> {
         match self {
@@ -368,6 +379,7 @@ impl<'a> UnixReader<'a> {
             ahead: Vec::new(),
             busy_poll: BusyPoll::new(endpoint.config.polling, &endpoint.handshake_pollers),
             runtime: &*endpoint.runtime,
+            deadline: None,
         }
     }
 
@@ -407,9 +419,20 @@ impl<'a> UnixReader<'a> {
                     self.runtime.yield_now(cx);
                     return Poll::Pending;
                 }
-                PollStep::Park => break ready!(self.socket.poll_read(cx, &mut buf)),
+                PollStep::Park => match self.socket.poll_read(cx, &mut buf) {
+                    Poll::Ready(read) => break read,
+                    Poll::Pending => {
+                        let deadline = self.deadline.as_mut();
+                        let late = deadline.is_some_and(|it| Pin::new(it).poll(cx).is_ready());
+                        return match late {
+                            true => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+                            false => Poll::Pending,
+                        };
+                    }
+                },
             }
         };
+        self.deadline = None;
         let count = read?;
         self.ahead
             .extend_from_slice(buf.get(..count).unwrap_or(&buf));

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures_io::AsyncWrite;
 
-use smc_wire::types::DmbToken;
+use smc_wire::types::{DmbToken, Features};
 
 use super::carrier::{Carrier, ClcPeer, OfferOnTcp, OfferState};
 use super::early::EarlyWork;
@@ -20,11 +20,12 @@ use super::{
 };
 use crate::address::{Address, UnixAddr};
 use crate::config::Policy;
+use crate::conn::NextUser;
 use crate::connect_options::ConnectOptions;
 use crate::endpoint::EndpointInner;
 use crate::error::{Error, FallbackCause, FallbackReason};
-use crate::log::{Destination, HandshakeLog};
-use crate::negotiate::{Candidate, Credentials, Delivery, Offer, OfferResult, Withdrawn};
+use crate::log::{self, HandshakeLog};
+use crate::negotiate::{Candidate, Delivery, Offer, OfferResult, Withdrawn};
 use crate::precedents::Precedent;
 use crate::proto::Role;
 use crate::proto::handshake::{
@@ -33,7 +34,7 @@ use crate::proto::handshake::{
 use crate::runtime::{BeforeConnect, Socket, SocketOptions, Unconnected};
 use crate::stats::SetupTiming;
 use crate::stream::Stream;
-use crate::unix;
+use crate::unix::{self, ConnectedSocket, Destination, is_out_of_descriptors};
 
 /// Connects and sets the stream up.
 pub(crate) async fn connect(
@@ -53,7 +54,7 @@ pub(crate) async fn connect(
         Err(Failed { error, .. }) => {
             endpoint
                 .warned
-                .failed("connect", Destination::server(to), error);
+                .failed("connect", log::Destination::server(to), error);
         }
     });
     result
@@ -85,7 +86,9 @@ async fn connect_by(
     let stream = stream.inspect_err(|_| endpoint.setups.add_error(Role::Client))?;
     let reason = stream.fallback_reason();
     if let Some(reason) = &reason {
-        endpoint.warned.fallback(Destination::server(to), reason);
+        endpoint
+            .warned
+            .fallback(log::Destination::server(to), reason);
     }
     match (reason, early_data) {
         (Some(reason), _) if policy == Policy::Require => Err(Failed {
@@ -255,7 +258,12 @@ impl ConnectAttempt<'_> {
             let mut options = SocketOptions::default();
             options.hook.clone_from(&self.options.socket);
             let begin = endpoint.runtime.now();
-            let connected = unix::connect(&*endpoint.runtime, to, &options, with_smc).await?;
+            let mut connected = unix::connect(&*endpoint.runtime, to, &options, with_smc).await;
+            let lacks = |error: &io::Error| is_out_of_descriptors(error);
+            if connected.as_ref().is_err_and(lacks) && endpoint.idle_sockets.close_all() {
+                connected = unix::connect(&*endpoint.runtime, to, &options, with_smc).await;
+            }
+            let connected = connected?;
             let time = endpoint.runtime.now().saturating_duration_since(begin);
             endpoint.setups.add_timing(SetupTiming::TcpConnect, time);
             Ok::<_, io::Error>(connected)
@@ -264,33 +272,79 @@ impl ConnectAttempt<'_> {
             Policy::Never => Err(FallbackCause::Policy.into()),
             _ => proposal_of(endpoint, self.config),
         };
+        // A socket with options of the application is for one connection; and early data that may
+        // have been delivered could not be sent again on another socket.
+        let may_reuse = self.config.vendor_features.contains(Features::SOCKET_REUSE)
+            && self.options.socket.is_none()
+            && self.options.early_data.is_none();
         let reason = match proposal {
             Err(reason) => reason,
             Ok(proposal) => {
                 let has_default = self.config.has_default_proposal(&same_host());
                 let now = endpoint.runtime.now();
                 let mut precedent = endpoint.precedents.get(now, self.to);
+                let mut idle = may_reuse.then(|| self.idle_socket(to)).flatten();
                 let error = loop {
-                    let unix::Connected { socket, listener } = connect(true).await?;
-                    let Some(listener) = listener else {
-                        return Ok(self.tcp(socket, FallbackCause::not_announced().into()));
+                    let reused = idle.take();
+                    let is_reused = reused.is_some();
+                    let (socket, connected) = match reused {
+                        Some(reused) => reused,
+                        None => {
+                            let destination = may_reuse.then(|| Destination::of(to)).flatten();
+                            let unix::Connected { socket, listener } = connect(true).await?;
+                            let Some(listener) = listener else {
+                                return Ok(self.tcp(socket, FallbackCause::not_announced().into()));
+                            };
+                            let to = to.clone();
+                            (
+                                socket,
+                                ConnectedSocket {
+                                    to,
+                                    listener,
+                                    since: endpoint.runtime.now(),
+                                    destination,
+                                },
+                            )
+                        }
                     };
+                    let listener = connected.listener;
                     // Another process may listen there now. Those of another PID namespace have no
                     // number here by which to tell.
                     let is_same = listener.pid != 0
                         && matches!(precedent, Some(Precedent::Direct { expected, .. }) if expected.process == Some(listener));
-                    let expected = precedent.take().filter(|_| is_same && has_default);
+                    let expected = precedent.filter(|_| is_same && has_default);
+                    if !is_reused {
+                        precedent = None;
+                    }
                     let data = self.options.early_data.as_ref();
                     let early = EarlyWork::prepare(endpoint, self.config, expected, data).await;
                     let offered = Ok(Arc::clone(&proposal));
-                    let run = self.run_on_socket(socket, Some(listener), offered, early, None);
+                    // A listener that has stopped is not to be waited for: another process may
+                    // accept at the address.
+                    let answer_within = is_reused.then_some(endpoint.config.answer_timeout);
+                    let other = ClcPeer {
+                        process: Some(listener),
+                        answer_within,
+                        ..ClcPeer::default()
+                    };
+                    let run = self.run_on_socket(socket, other, offered, early, None);
                     match run.await {
                         Ok(stream) => {
-                            if stream.fallback_reason().is_some() {
-                                endpoint.precedents.forget(self.to);
+                            if is_reused {
+                                endpoint.setups.add_socket_reuse(Role::Client);
+                            }
+                            match stream.conn() {
+                                Some(conn) => conn.set_next_user(NextUser::Client(
+                                    Arc::downgrade(&endpoint.idle_sockets),
+                                    connected,
+                                )),
+                                None => endpoint.precedents.forget(self.to),
                             }
                             return Ok(stream);
                         }
+                        // The listener may have closed it, or does not go on. Nothing of the
+                        // application was sent.
+                        Err(_) if is_reused => endpoint.idle_sockets.forget(to),
                         // This attempt has used the early work: the next one has none.
                         Err(failed) if failed.early_confirm_failed => {
                             endpoint.precedents.forget(self.to);
@@ -319,6 +373,16 @@ impl ConnectAttempt<'_> {
         };
         let unix::Connected { socket, .. } = connect(false).await?;
         Ok(self.tcp(socket, reason))
+    }
+
+    /// A socket of an earlier connection to the address.
+    fn idle_socket(&self, to: &UnixAddr) -> Option<(Arc<dyn Socket>, ConnectedSocket)> {
+        let endpoint = self.endpoint;
+        let now = endpoint.runtime.now();
+        for driver in endpoint.drivers.iter() {
+            driver.look_for_closes(now);
+        }
+        endpoint.idle_sockets.take(to)
     }
 
     async fn run(
@@ -377,7 +441,8 @@ impl ConnectAttempt<'_> {
     ) -> Result<Stream, Failed> {
         let data = self.options.early_data.as_ref();
         let early = EarlyWork::prepare(self.endpoint, self.config, precedent, data).await;
-        self.run_on_socket(socket, None, default, early, Some(&mut offer))
+        let other = ClcPeer::default();
+        self.run_on_socket(socket, other, default, early, Some(&mut offer))
             .await
     }
 
@@ -459,19 +524,20 @@ impl ConnectAttempt<'_> {
         Ok(socket)
     }
 
-    /// Runs the handshake on the connection itself. `process` is the listener of a UNIX socket.
+    /// Runs the handshake on the connection itself. `other` has the listener of a UNIX socket.
     /// `default` is the PROPOSAL that was made without the connection, or why there is none. It is
     /// used if the PROPOSAL does not depend on the connection, and has an early CONFIRM then if
     /// there is `early` work.
     async fn run_on_socket(
         &self,
         socket: Arc<dyn Socket>,
-        process: Option<Credentials>,
+        other: ClcPeer,
         default: Result<Arc<ClientProposal>, FallbackReason>,
         early: Option<EarlyWork>,
         mut offer: Option<&mut OfferOnTcp>,
     ) -> Result<Stream, Failed> {
         let (endpoint, config) = (self.endpoint, self.config);
+        let process = other.process;
         let path = path(endpoint, config, &*socket, self.to, false);
         let is_default = config.has_default_proposal(&path);
         let proposal = match is_default {
@@ -499,10 +565,6 @@ impl ConnectAttempt<'_> {
             (proposal, _) => Handshake::client_with(now, config, proposal),
         };
         let resources = &mut HandshakeResources::with(early);
-        let other = ClcPeer {
-            process,
-            ..ClcPeer::default()
-        };
         // Boxed, as it is rare and large.
         let run = Box::pin(run_handshake_on_socket(
             endpoint,

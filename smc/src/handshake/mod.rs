@@ -23,6 +23,7 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use event_listener::EventListener;
+use smc_wire::types::Features;
 
 use super::builder::recv_buffer_size;
 use super::device_driver::DeviceDriver;
@@ -305,6 +306,10 @@ fn build_conn(
     let source = Source::of_peer(carrier.credentials(), peer_addr);
     let peer = (peer_addr.clone(), source);
     let conn = Conn::new(parts, role, socket, peer, membership, warned);
+    let features = established.group_features;
+    if features.contains(Features::SOCKET_REUSE) && carrier.is_unix_without_unread() {
+        conn.reuse.agree();
+    }
     if let Some(rdma) = conn.rdma() {
         rdma.set_conn(&conn);
     }

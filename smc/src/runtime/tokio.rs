@@ -243,9 +243,19 @@ impl Registered for TokioIo {
             Direction::Read => Interest::READABLE,
             Direction::Write => Interest::WRITABLE,
         };
-        self.fd
-            .try_io(interest, |fd| op(fd.as_fd()))
-            .map(|done| done.value)
+        let mut done = None;
+        let tried = self.fd.try_io(interest, |fd| match op(fd.as_fd())? {
+            // Clears the readiness.
+            IoDone {
+                value,
+                exhausted: true,
+            } => {
+                done = Some(value);
+                Err(io::ErrorKind::WouldBlock.into())
+            }
+            IoDone { value, .. } => Ok(value),
+        });
+        done.map_or(tried, Ok)
     }
 
     /// The readiness is cleared before the caller reads, so an event that arrives while it reads

@@ -95,7 +95,9 @@ macro_rules! any {
             }
 
             /// The process at the other end of the UNIX socket: of a client as it was when that
-            /// connected, of a listener as it was when that began to listen.
+            /// connected the socket, which may have served other streams before
+            /// ([`Builder::socket_reuse`](crate::Builder::socket_reuse)), of a listener as it was
+            /// when that began to listen.
             ///
             /// # Errors
             ///

@@ -143,6 +143,11 @@ impl Stream {
         }
     }
 
+    /// The connection, if this is SMC.
+    pub(crate) fn conn(&self) -> Option<&Conn> {
+        self.shared.conn()
+    }
+
     /// Bytes that were received and not read yet (`SIOCINQ`). Reads return as much without waiting.
     ///
     /// [Peeked](Stream::peek) data counts as not read, data of a [`ReadGuard`] as read. After
@@ -304,6 +309,18 @@ impl Shared {
         match self.conn() {
             Some(conn) => Ok(conn.peer_addr.clone()),
             None => address::peer(&*self.socket),
+        }
+    }
+
+    /// The descriptor for the application, which may keep a duplicate.
+    fn exposed_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.note_exposed();
+        self.socket.fd()
+    }
+
+    fn note_exposed(&self) {
+        if let Some(conn) = self.conn() {
+            conn.reuse.note_exposed();
         }
     }
 

@@ -112,7 +112,7 @@ macro_rules! options {
             /// stream is SMC. `None` with a runtime that has no sockets of the system.
             #[must_use]
             pub fn tcp_fd(&self) -> Option<BorrowedFd<'_>> {
-                self.shared.socket.fd()
+                self.shared.exposed_fd()
             }
 
             /// Whether small writes are sent at once. SMC does not delay them, so there the setting
@@ -206,6 +206,7 @@ macro_rules! options {
             ///
             /// As `setsockopt(2)`.
             pub fn set_keepalive(&self, on: bool) -> io::Result<()> {
+                self.shared.note_exposed();
                 self.shared.socket.set_keepalive(on)
             }
 
@@ -226,6 +227,7 @@ macro_rules! options {
             /// As `setsockopt(2)`, where the parameters before the one that failed are set;
             /// `Unsupported` with a runtime that has no sockets of the system.
             pub fn set_tcp_keepalive(&self, params: &TcpKeepalive) -> io::Result<()> {
+                self.shared.note_exposed();
                 params.set(self.shared.tcp()?)
             }
 

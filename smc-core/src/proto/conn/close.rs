@@ -176,6 +176,16 @@ impl Closing {
         self.app_closed && self.state == ConnState::Closed
     }
 
+    /// Whether both sides have closed in order, and the record can be removed.
+    #[must_use]
+    pub fn has_ended_in_order(&self) -> bool {
+        let is_orderly = |flags: StateFlags| flags & FINAL_FLAGS == StateFlags::CLOSED;
+        self.is_removable()
+            && !self.has_ended_here
+            && is_orderly(self.sent)
+            && is_orderly(self.peer)
+    }
+
     /// Whether the application has closed.
     #[must_use]
     pub fn is_app_closed(&self) -> bool {

@@ -291,6 +291,36 @@ fn the_peer_closes_first() {
 }
 
 #[test]
+fn a_connection_has_ended_in_order_when_both_sides_have_closed_it() {
+    type Step = fn(&mut Closing);
+    let close: Step = |closing| _ = closing.close(false);
+    let peer_closes: Step = |closing| _ = closing.handle_peer(C);
+    let shut: Step = |closing| _ = closing.shutdown_write();
+    let abort: Step = |closing| _ = closing.abort();
+    let discard: Step = |closing| _ = closing.close(true);
+    let peer_aborts: Step = |closing| _ = closing.handle_peer(A);
+    let peer_is_done: Step = |closing| _ = closing.handle_peer(D);
+    for (steps, in_order) in [
+        (&[close, peer_closes][..], true),
+        (&[peer_closes, close], true),
+        (&[shut, peer_is_done, peer_closes, close], true),
+        (&[close], false),
+        (&[peer_closes], false),
+        (&[shut, peer_is_done], false),
+        (&[shut, peer_closes], false),
+        (&[discard, peer_closes], false),
+        (&[close, peer_aborts], false),
+        (&[peer_closes, peer_aborts, close], false),
+        (&[peer_closes, abort, close], false),
+        (&[abort, close], false),
+    ] {
+        let mut closing = Closing::default();
+        steps.iter().for_each(|step| step(&mut closing));
+        assert_eq!(closing.has_ended_in_order(), in_order, "{closing:?}");
+    }
+}
+
+#[test]
 fn an_abort_of_the_peer_after_its_close_resets() {
     let mut closing = Closing::default();
     closing.handle_peer(C);

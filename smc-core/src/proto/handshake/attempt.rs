@@ -580,7 +580,7 @@ pub(super) fn common_features(
     let Ends::Rdma(ends) = ends else {
         return features_at(None, both);
     };
-    let both = features_at(Some(&ends.port), both);
+    let both = features_at(Some(&ends.port), both).difference(Features::SOCKET_REUSE);
     let has_one_link = ends.limits.is_some_and(|limits| limits.links == 1);
     match has_one_link && both.contains(KEPT_RMBS) {
         true => both,

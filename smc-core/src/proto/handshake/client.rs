@@ -401,9 +401,12 @@ pub(super) fn is_same_subnet(area: &IpArea, interface: &Interface) -> bool {
 }
 
 /// The features beyond the released protocol that an offer states: those of SMC-R go with SMC-R,
-/// and all with version 2.
+/// those of SMC-D with SMC-D, and all with version 2.
 fn offered_features(config: &HandshakeConfig, found: &DeviceSearch<'_>) -> Features {
-    let own = features_at(found.rdma_v2, config.client_features());
+    let mut own = features_at(found.rdma_v2, config.client_features());
+    if !found.has_direct_v2() {
+        own.remove(Features::SOCKET_REUSE);
+    }
     if found.rdma_v2.is_none() && !found.has_direct_v2() {
         return own.difference(PER_CONNECTION);
     }

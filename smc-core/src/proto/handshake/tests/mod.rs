@@ -10,6 +10,7 @@ mod messages;
 mod pair;
 mod rdma;
 mod server;
+mod socket_reuse;
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet, VecDeque};

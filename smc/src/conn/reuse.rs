@@ -1,0 +1,92 @@
+//! The UNIX socket of a connection, which serves another one when this has ended in order.
+
+use std::net::Shutdown;
+use std::sync::{Arc, Weak};
+
+use super::Conn;
+use crate::mem::sync::{AtomicBool, Ordering};
+use crate::mutex::Mutex;
+use crate::runtime::Socket;
+use crate::unix::{ConnectedSocket, IdleSockets, KeptSockets, KnownClient};
+
+/// Whether and for whom the socket of a connection is used again.
+#[derive(Default)]
+pub(crate) struct SocketReuse {
+    /// Both ends have said so, and nothing but the handshake was received.
+    is_agreed: AtomicBool,
+    /// Until the connection has ended.
+    next: Mutex<Option<NextUser>>,
+    /// The application has had access to the descriptor: it may have changed or duplicated it.
+    is_exposed: AtomicBool,
+    /// The flags of this side that close the connection are where the peer sees them.
+    is_close_published: AtomicBool,
+}
+
+/// Who gets the socket.
+pub(crate) enum NextUser {
+    Client(Weak<IdleSockets>, ConnectedSocket),
+    Listener(Weak<KeptSockets>, KnownClient),
+}
+
+impl SocketReuse {
+    pub(crate) fn agree(&self) {
+        self.is_agreed.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn note_exposed(&self) {
+        self.is_exposed.store(true, Ordering::Release);
+    }
+
+    pub(super) fn note_close_published(&self) {
+        self.is_close_published.store(true, Ordering::Release);
+    }
+}
+
+impl Conn {
+    /// Sets who gets the socket, before the application has the stream.
+    pub(crate) fn set_next_user(&self, next: NextUser) {
+        if self.reuse.is_agreed.load(Ordering::Relaxed) {
+            *self.reuse.next.lock() = Some(next);
+        }
+    }
+
+    /// Passes the socket on once both ends have closed the connection and this side's flags are
+    /// published: a peer that has seen them expects nothing of this connection any more. Otherwise
+    /// the socket ends, also where the application has a duplicate: the other end may send the next
+    /// PROPOSAL on it.
+    ///
+    /// To be called when the connection was released, and again when the flags are published.
+    pub(super) fn pass_socket_on(&self) {
+        let reuse = &self.reuse;
+        let has_left = self.membership.lock().is_none();
+        if !has_left || !reuse.is_close_published.load(Ordering::Acquire) {
+            return;
+        }
+        let Some(next) = reuse.next.lock().take() else {
+            return;
+        };
+        let in_order = self.failure.get().is_none() && self.closing.lock().has_ended_in_order();
+        let is_passed_on = in_order
+            && !reuse.is_exposed.load(Ordering::Acquire)
+            && next.take(Arc::clone(&self.socket));
+        if !is_passed_on {
+            let _best_effort = self.socket.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl NextUser {
+    /// Returns false if the socket is not used again.
+    fn take(self, socket: Arc<dyn Socket>) -> bool {
+        match self {
+            Self::Client(idle, connected) => {
+                let idle = idle.upgrade();
+                idle.is_some_and(|idle| idle.add(socket, connected))
+            }
+            Self::Listener(kept, client) => {
+                let kept = kept.upgrade();
+                kept.is_some_and(|kept| kept.add(socket, client))
+            }
+        }
+    }
+}
