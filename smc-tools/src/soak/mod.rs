@@ -68,7 +68,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
     tasks: u32,
 
-    /// Bytes in each direction that are sent after an epoch to measure the throughput, with K, M or G
+    /// Bytes to send in each direction after an epoch, for the throughput; with K, M or G
     #[arg(long, value_name = "N", default_value = "64M", value_parser = values::size)]
     measured: u64,
 
