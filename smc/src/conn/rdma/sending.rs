@@ -292,14 +292,14 @@ impl BoundSending {
             (Some(from), Some(to)) => {
                 let writes = post.spans.map(|span| write(&span, &**from, to));
                 let count = post.writes().count();
-                slot.post(now, &writes[..count], &post.cdc)
+                slot.post(now, &writes[..count], &post.cdc, post.coalesced)
             }
-            _ if post.payload() == 0 => slot.post(now, &[], &post.cdc),
+            _ if post.payload() == 0 => slot.post(now, &[], &post.cdc, post.coalesced),
             // Without an RKEY on this link nothing can be written, but an abort can be sent, behind
             // the delivered data.
             _ if is_abort => {
                 post.cdc.producer = self.delivered;
-                slot.post(now, &[], &post.cdc)
+                slot.post(now, &[], &post.cdc, post.coalesced)
             }
             _ => PostResult::Unreachable,
         };
