@@ -337,9 +337,9 @@ impl DeviceStats {
         }
     }
 
-    /// RNR NAKs that the ports have received, of all programs together: messages that met no receive
-    /// buffer at a peer, which waits and gets them again. `None` where neither the hardware nor the
-    /// links count them.
+    /// RNR NAKs that the ports have received, of all programs together: messages that met no
+    /// receive buffer at a peer, which waits and gets them again. `None` where neither the hardware
+    /// nor the links count them.
     ///
     /// Taken from the counters of [`hardware`](Self::hardware) that the drivers bnxt_re, mlx5 and
     /// rxe have for that.

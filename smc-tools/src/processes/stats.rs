@@ -273,13 +273,13 @@ fn queues(text: &mut String, devices: &[&DeviceStats]) {
         sum(|queues| queues.rnr_exceeded),
     );
     let devices = devices.iter();
-    let counted: [(_, fn(&DeviceStats) -> Option<u64>); 2] = [
-        ("  RNR NAKs sent", DeviceStats::rnr_naks_sent),
-        ("  RNR NAKs received", DeviceStats::rnr_naks_received),
-    ];
-    for (name, count) in counted {
-        let counts = devices.clone().filter_map(|device| count(device));
-        if let Some(sum) = counts.reduce(u64::saturating_add) {
+    let sent = devices.clone().filter_map(|it| it.rnr_naks_sent());
+    let received = devices.filter_map(|it| it.rnr_naks_received());
+    for (name, sum) in [
+        ("  RNR NAKs sent", sent.reduce(u64::saturating_add)),
+        ("  RNR NAKs received", received.reduce(u64::saturating_add)),
+    ] {
+        if let Some(sum) = sum {
             line(text, name, sum);
         }
     }

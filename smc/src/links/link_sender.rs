@@ -19,7 +19,7 @@ use crate::proto::links::{
 use crate::stats::{LinkQueueInfo, QueueStats};
 
 /// The sending side of a link, shared by connections: the number of outstanding posts is bounded,
-/// and turns are round-robin.
+/// and turns are fair by what messages cost.
 pub(crate) struct LinkSender {
     pub(crate) id: LinkId,
     pub(crate) device: DeviceIndex,
@@ -338,8 +338,8 @@ pub(crate) struct SendSlot<'a> {
 }
 
 impl SendSlot<'_> {
-    /// Posts writes, and a message behind them, which grants receive credits besides. It has so many
-    /// changes besides one.
+    /// Posts writes, and a message behind them, which grants receive credits besides. It has so
+    /// many changes besides one.
     pub(crate) fn post(
         mut self,
         now: Instant,

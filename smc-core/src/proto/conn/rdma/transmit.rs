@@ -233,12 +233,23 @@ impl Transmit {
 
     // ---- Posting -------------------------------------------------------------------------------
 
+    /// Whether there is a post now: something is due that waits neither for a completion nor for
+    /// space at the peer.
+    #[must_use]
+    pub fn can_post(&self) -> bool {
+        let is_open = !self.is_aborted && !self.in_flight.is_full();
+        is_open
+            && (self.due.validation
+                || self.pushable() > 0
+                || self.is_cdc_only_due(self.flags_after(self.posted)))
+    }
+
     /// The next post, if there is one. It counts as posted when this returns.
     ///
     /// The writes and the CDC have to be posted together, on the queue pair of the link to which
     /// the connection is bound, in the given order.
     pub fn poll_post(&mut self) -> Option<Post> {
-        if self.is_aborted || self.in_flight.is_full() {
+        if !self.can_post() {
             return None;
         }
         if self.due.validation {
@@ -247,9 +258,6 @@ impl Transmit {
         let count = self.pushable();
         let posted = self.posted.saturating_add(u64::from(count));
         let state = self.flags_after(posted);
-        if count == 0 && !self.is_cdc_only_due(state) {
-            return None;
-        }
         let blocked = match count {
             0 => self.last_cdc.flags.contains(ProducerFlags::WRITER_BLOCKED),
             _ => self.unposted() >= self.usable_space(),
