@@ -6,6 +6,7 @@ use rdma_mummy_sys::ibv_wc_status as status;
 use sideway::ibverbs::completion::BasicCompletionQueue;
 use smc_core::device::{DeviceError, Event, LinkFailure};
 
+use crate::config::RECEIVES;
 use crate::device::Parts;
 use crate::link::Core;
 use crate::links::Serial;
@@ -47,16 +48,24 @@ impl Work {
 const SEND: u32 = 1 << 31;
 const WRITE: u32 = SEND + 1;
 
+/// Completions that were taken and are not handed out: receives of theirs are posted again,
+/// whatever handling the messages takes. Kept between drains for its memory.
+pub(crate) type Taken = Vec<(Arc<Core>, Event)>;
+
+/// Most of them: what a link has of receives, unless set.
+const TAKEN_MAX: usize = RECEIVES as usize;
+
 /// Passes on everything that the completion queues have.
 ///
 /// What was received comes first: why a link was flushed is among the posts, and there by then.
 pub(crate) fn drain(
     parts: &Parts,
     number: u64,
+    taken: &mut Taken,
     sink: &mut dyn FnMut(Event),
 ) -> Result<(), DeviceError> {
     let undrained = parts.links.undrained();
-    let mut visit = Visit::new(parts, number);
+    let mut visit = Visit::new(parts, number, taken);
     let depths = parts.depths;
     let received = visit.queue(&parts.receives, depths.receive_completions(), sink)?;
     let sent = visit.queue(&parts.sends, depths.send_completions(), sink)?;
@@ -71,9 +80,10 @@ pub(crate) fn drain(
 pub(crate) fn drain_receives(
     parts: &Parts,
     number: u64,
+    taken: &mut Taken,
     sink: &mut dyn FnMut(Event),
 ) -> Result<(), DeviceError> {
-    let mut visit = Visit::new(parts, number);
+    let mut visit = Visit::new(parts, number, taken);
     visit.queue(&parts.receives, parts.depths.receive_completions(), sink)?;
     visit.end();
     Ok(())
@@ -87,15 +97,17 @@ struct Visit<'a> {
     link: Option<Arc<Core>>,
     /// Links whose requests were flushed. The reason may be in a completion further behind.
     flushed: Vec<Arc<Core>>,
+    taken: &'a mut Taken,
 }
 
 impl<'a> Visit<'a> {
-    fn new(parts: &'a Parts, number: u64) -> Self {
+    fn new(parts: &'a Parts, number: u64, taken: &'a mut Taken) -> Self {
         Self {
             parts,
             number,
             link: None,
             flushed: Vec::new(),
+            taken,
         }
     }
 
@@ -109,20 +121,39 @@ impl<'a> Visit<'a> {
         let mut batch = [Completion::default(); BATCH];
         // All that was there at the start has been handed out after this many; what came later
         // rings.
-        for _ in 0..=depth / BATCH as u32 {
-            let count = verbs::poll(queue, &mut batch)
-                .map_err(|error| DeviceError::os("polling for completions", &error))?;
+        let mut polls = 0..=depth / BATCH as u32;
+        let is_empty = loop {
+            if polls.next().is_none() {
+                break Ok(false);
+            }
+            let count = match verbs::poll(queue, &mut batch) {
+                Ok(count) => count,
+                Err(error) => break Err(DeviceError::os("polling for completions", &error)),
+            };
             for completion in batch.iter().take(count) {
-                self.completed(completion, sink);
+                self.completed(completion);
             }
             if count < BATCH {
-                return Ok(true);
+                break Ok(true);
             }
-        }
-        Ok(false)
+            if self.taken.len() + BATCH > TAKEN_MAX {
+                self.hand_out(sink);
+            }
+        };
+        self.hand_out(sink);
+        is_empty
     }
 
-    fn completed(&mut self, completion: &Completion, sink: &mut dyn FnMut(Event)) {
+    /// Hands out what was taken, in its order. Users may have closed a link meanwhile.
+    fn hand_out(&mut self, sink: &mut dyn FnMut(Event)) {
+        for (link, event) in self.taken.drain(..) {
+            if !link.is_down() {
+                sink(event);
+            }
+        }
+    }
+
+    fn completed(&mut self, completion: &Completion) {
         let (serial, work) = Work::of(completion.id);
         if self.link.as_ref().is_none_or(|link| link.serial != serial) {
             // Nothing found: left over from a link that was dropped.
@@ -136,17 +167,19 @@ impl<'a> Visit<'a> {
             (status::IBV_WC_SUCCESS, Work::Receive(index)) => {
                 match link.received(index, completion.len, self.number) {
                     Ok(message) => {
-                        return sink(Event::Received {
+                        let received = Event::Received {
                             link: name,
                             message,
-                        });
+                        };
+                        return self.taken.push((Arc::clone(link), received));
                     }
                     Err(failure) => failure,
                 }
             }
             (status::IBV_WC_SUCCESS, Work::Send) => {
                 if let Some(op) = link.complete_oldest() {
-                    sink(Event::Completed { link: name, op });
+                    let completed = Event::Completed { link: name, op };
+                    self.taken.push((Arc::clone(link), completed));
                 }
                 return;
             }

@@ -3,7 +3,8 @@
 pub use super::candidates::{CandidateInfo, CandidateTransport, Exclusion};
 pub use super::links::RdmaGroupInfo;
 pub use super::stats::{
-    ByRole, DeviceStats, DirectionStats, FallbackCount, PhaseStats, SIZE_CLASSES, Stats,
+    ByRole, DeviceStats, DirectionStats, FallbackCount, LinkQueueInfo, PhaseStats, QueueStats,
+    SIZE_CLASSES, Stats,
 };
 pub use crate::proto::Role;
 pub use crate::proto::conn::ConnState;

@@ -16,6 +16,12 @@
 //! | `smc_buffer_downgrades_total`, `smc_buffer_reuses_total` | counter | `device`, `direction` |
 //! | `smc_parked_total`, `smc_polls_won_total` | counter | `device`, `direction` |
 //! | `smc_failovers_total` | counter | `device` |
+//! | `smc_messages_total`, `smc_messages_coalesced_total` | counter | `device` |
+//! | `smc_credits_total` | counter | `device`, `direction` |
+//! | `smc_credit_waits_total`, `smc_rnr_exceeded_total` | counter | `device` |
+//! | `smc_rnr_naks_total` | counter | `device`, `direction` |
+//! | `smc_send_queue`, `smc_send_queue_max`, `smc_held_messages_max` | gauge | `device` |
+//! | `smc_receives_low` | gauge | `device` |
 //! | `smc_hardware_total` | counter | `device`, `counter` (port and name, as `1/rcvd_rnr_err`) |
 //! | `smc_fallbacks_total` | counter | `role`, `reason`, `peer_reason` (codes as smcss shows them) |
 //! | `smc_handshake_errors_total` | counter | `role` |
@@ -105,6 +111,9 @@ fn record_device(name: &str, stats: &DeviceStats) {
     let labels = [endpoint(), device()];
     gauge!("smc_connections_open", &labels).set(stats.open as f64);
     counter!("smc_failovers_total", &labels).absolute(stats.failovers);
+    if stats.is_rdma {
+        record_queues(&labels, stats);
+    }
     for (name, value) in &stats.hardware {
         let [endpoint, device] = labels.clone();
         let labels = [endpoint, device, ("counter", name.clone())];
@@ -112,6 +121,36 @@ fn record_device(name: &str, stats: &DeviceStats) {
     }
     record_direction(&labels, "received", &stats.received);
     record_direction(&labels, "sent", &stats.sent);
+}
+
+/// Of the links of an SMC-R device.
+fn record_queues(labels: &[(&'static str, String); 2], stats: &DeviceStats) {
+    let queues = &stats.queues;
+    counter!("smc_messages_total", labels).absolute(queues.messages);
+    counter!("smc_messages_coalesced_total", labels).absolute(queues.coalesced);
+    counter!("smc_credit_waits_total", labels).absolute(queues.credit_waits);
+    counter!("smc_rnr_exceeded_total", labels).absolute(queues.rnr_exceeded);
+    gauge!("smc_send_queue", labels).set(queues.waiting as f64);
+    gauge!("smc_send_queue_max", labels).set(queues.waiting_max as f64);
+    gauge!("smc_held_messages_max", labels).set(queues.held_max as f64);
+    if let Some(low) = queues.receives_low {
+        gauge!("smc_receives_low", labels).set(low);
+    }
+    for (direction, credits, rnr_naks) in [
+        (
+            "received",
+            queues.credits_received,
+            stats.rnr_naks_received(),
+        ),
+        ("sent", queues.credits_granted, stats.rnr_naks_sent()),
+    ] {
+        let [endpoint, device] = labels.clone();
+        let labels = [endpoint, device, ("direction", direction.to_owned())];
+        counter!("smc_credits_total", &labels).absolute(credits);
+        if let Some(count) = rnr_naks {
+            counter!("smc_rnr_naks_total", &labels).absolute(count);
+        }
+    }
 }
 
 fn record_direction(
@@ -153,7 +192,7 @@ const SIZES: [&str; SIZE_CLASSES] = [
 ];
 
 /// The counters with their meanings.
-const COUNTERS: [(&str, &str); 15] = [
+const COUNTERS: [(&str, &str); 21] = [
     ("smc_connections_total", "SMC connections"),
     ("smc_bytes_total", "Bytes of applications by SMC"),
     (
@@ -189,6 +228,30 @@ const COUNTERS: [(&str, &str); 15] = [
         "SMC-R connections that have moved to another link because theirs had failed",
     ),
     (
+        "smc_messages_total",
+        "Messages sent on SMC-R links: CDC and LLC",
+    ),
+    (
+        "smc_messages_coalesced_total",
+        "CDC messages that a later one of the same connection has made unnecessary",
+    ),
+    (
+        "smc_credits_total",
+        "Receive credits of SMC-R links, granted by peers and to them",
+    ),
+    (
+        "smc_credit_waits_total",
+        "How often a connection had to wait for a receive credit",
+    ),
+    (
+        "smc_rnr_naks_total",
+        "Messages that met no receive buffer, at peers and here, of all programs together",
+    ),
+    (
+        "smc_rnr_exceeded_total",
+        "SMC-R links that have failed because the peer had no receive buffer in all retries",
+    ),
+    (
         "smc_hardware_total",
         "Counters of the hardware for its ports, for all programs together",
     ),
@@ -208,7 +271,23 @@ const COUNTERS: [(&str, &str); 15] = [
 ];
 
 /// The gauges with their meanings.
-const GAUGES: [(&str, &str); 2] = [
+const GAUGES: [(&str, &str); 6] = [
     ("smc_connections_open", "SMC connections that exist"),
     ("smc_memory_bytes", "Memory of connections in bytes"),
+    (
+        "smc_send_queue",
+        "Connections and LLC messages that wait for a turn to send",
+    ),
+    (
+        "smc_send_queue_max",
+        "The most that have waited on one link at a time",
+    ),
+    (
+        "smc_held_messages_max",
+        "The most received messages of one connection that waited for an earlier one",
+    ),
+    (
+        "smc_receives_low",
+        "The lowest number of free receive buffers of a link so far",
+    ),
 ];

@@ -13,8 +13,8 @@ use crate::endpoint::EndpointInner;
 use crate::error::FallbackReason;
 use crate::info::{
     CandidateInfo, CandidateTransport, ConnectionInfo, Cursors, DeviceInfo, DeviceKind,
-    DirectionStats, GroupKey, LinkGroupInfo, LinkInfo, ListenerInfo, RdmaGroupInfo, Role, SmcInfo,
-    Stats,
+    DirectionStats, GroupKey, LinkGroupInfo, LinkInfo, LinkQueueInfo, ListenerInfo, QueueStats,
+    RdmaGroupInfo, Role, SmcInfo, Stats,
 };
 use crate::introspection::Subject;
 use crate::stream::Mode;
@@ -268,6 +268,22 @@ pub struct LinkRecord {
     pub peer_gid: Option<String>,
     /// It shares a port with the other link.
     pub is_asymmetric: bool,
+    /// Its queues, while it is connected.
+    #[serde(default)]
+    pub queue: Option<LinkQueueRecord>,
+}
+
+/// The queues of an SMC-R link.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct LinkQueueRecord {
+    /// What it has counted.
+    #[serde(flatten)]
+    pub stats: QueueStats,
+    /// Receive buffers that it has.
+    pub receives: u32,
+    /// Receive credits that are left for sending; none where the ends have not agreed on credits.
+    pub credits: Option<u32>,
 }
 
 /// A device.
@@ -511,7 +527,16 @@ impl GroupRecord {
 }
 
 impl LinkRecord {
-    pub(crate) fn new(info: &LinkInfo, interface: Option<String>) -> Self {
+    pub(crate) fn new(
+        info: &LinkInfo,
+        queue: Option<&LinkQueueInfo>,
+        interface: Option<String>,
+    ) -> Self {
+        let queue = queue.map(|queue| LinkQueueRecord {
+            stats: queue.stats,
+            receives: queue.receives,
+            credits: queue.credits,
+        });
         Self {
             id: info.id.to_string(),
             number: info.number.0,
@@ -521,6 +546,7 @@ impl LinkRecord {
             gid: info.local.as_ref().map(|end| end.gid.to_string()),
             peer_gid: info.peer.as_ref().map(|end| end.gid.to_string()),
             is_asymmetric: info.is_asymmetric,
+            queue,
         }
     }
 }

@@ -11,6 +11,7 @@ use smc_wire::types::{DeclineCode, Version};
 use crate::error::FallbackReason;
 use crate::mutex::Mutex;
 use crate::proto::Role;
+use crate::proto::links::LinkId;
 
 /// The statistics of an endpoint since it was built.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -62,6 +63,61 @@ pub struct DeviceStats {
     /// them where the device counts those.
     #[cfg_attr(feature = "serde", serde(default))]
     pub hardware: BTreeMap<String, u64>,
+    /// SMC-R: the send and receive queues of its links.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub queues: QueueStats,
+}
+
+/// The queues of SMC-R links: messages, receive credits, and messages that met no receive buffer
+/// (RNR). Of one link, or the sums over the links of a device, those that have ended included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(default))]
+#[non_exhaustive]
+pub struct QueueStats {
+    /// Messages sent (SENDs): CDC and LLC.
+    pub messages: u64,
+    /// Those of them that are of connections (CDC).
+    pub cdc_messages: u64,
+    /// CDC messages that were not necessary, because a later one of the same connection has stated
+    /// a write, or a cursor of the reader, too. Messages per SEND are
+    /// `(cdc_messages + coalesced) / cdc_messages`.
+    pub coalesced: u64,
+    /// Connections, and LLC messages, that wait for a turn to send now.
+    pub waiting: u64,
+    /// The most that have waited at a time. Of a device: on one of its links.
+    pub waiting_max: u64,
+    /// The most received messages of one connection that were held back, because an earlier one had
+    /// not been received yet. At most 64. Received messages wait for nothing else.
+    pub held_max: u64,
+    /// Receive credits that were granted to peers, besides the initial ones.
+    pub credits_granted: u64,
+    /// Receive credits that peers have granted, besides the initial ones.
+    pub credits_received: u64,
+    /// How often a message of a connection had to wait for a receive credit.
+    pub credit_waits: u64,
+    /// Sent messages that met no receive buffer at the peer, as far as the device counts them for
+    /// each link; see also [`DeviceStats::rnr_naks_received`].
+    pub rnr_naks: Option<u64>,
+    /// Links that have failed because the peer had no receive buffer in all retries.
+    pub rnr_exceeded: u64,
+    /// The lowest number of free receive buffers so far, as far as the device states it. Of a
+    /// device: on one of its links.
+    pub receives_low: Option<u32>,
+}
+
+/// The queues of one SMC-R link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LinkQueueInfo {
+    /// The link, by its identifier in the group.
+    pub link: LinkId,
+    /// What it has counted.
+    pub stats: QueueStats,
+    /// Receive buffers that it has.
+    pub receives: u32,
+    /// Receive credits that are left for sending; `None` where the ends have not agreed on credits.
+    pub credits: Option<u32>,
 }
 
 /// One direction of the connections of a device.
@@ -282,7 +338,39 @@ impl DeviceStats {
             sent: self.sent.since(&earlier.sent),
             failovers: self.failovers.saturating_sub(earlier.failovers),
             hardware: self.hardware_since(earlier),
+            queues: self.queues.since(&earlier.queues),
         }
+    }
+
+    /// RNR NAKs that the ports have received, of all programs together: messages that met no
+    /// receive buffer at a peer, which waits and gets them again. `None` where neither the hardware
+    /// nor the links count them.
+    ///
+    /// Taken from the counters of [`hardware`](Self::hardware) that the drivers bnxt_re, mlx5 and
+    /// rxe have for that.
+    #[must_use]
+    pub fn rnr_naks_received(&self) -> Option<u64> {
+        let names = ["rcvd_rnr_err", "rnr_nak_retry_err", "rnr_naks_rcvd"];
+        self.of_hardware(&names).or(self.queues.rnr_naks)
+    }
+
+    /// RNR NAKs that the ports have sent, of all programs together: messages that met no receive
+    /// buffer here. `None` where the hardware does not count them; see
+    /// [`rnr_naks_received`](Self::rnr_naks_received).
+    #[must_use]
+    pub fn rnr_naks_sent(&self) -> Option<u64> {
+        self.of_hardware(&["send_rnr_err", "out_of_buffer"])
+    }
+
+    /// The sum of a counter over all ports, by its name with one of the drivers.
+    fn of_hardware(&self, names: &[&str]) -> Option<u64> {
+        let is_it = |name: &str| {
+            let name = name.split_once('/').map_or(name, |(_, name)| name);
+            names.contains(&name)
+        };
+        let ports = self.hardware.iter().filter(|(name, _)| is_it(name));
+        let ports = ports.map(|(_, count)| *count);
+        ports.reduce(u64::saturating_add)
     }
 
     fn hardware_since(&self, earlier: &Self) -> BTreeMap<String, u64> {
@@ -306,6 +394,7 @@ impl DeviceStats {
         self.open += more.open;
         self.failovers += more.failovers;
         self.hardware.extend(more.hardware.clone());
+        self.queues.add(&more.queues);
         self.received.add(&more.received);
         self.sent.add(&more.sent);
     }
@@ -315,6 +404,54 @@ impl DeviceStats {
             true => self.connections_v2.add(role),
             false => self.connections_v1.add(role),
         }
+    }
+}
+
+impl QueueStats {
+    /// What is counted since an earlier snapshot. What waits, and what was most or least, are of
+    /// this snapshot.
+    fn since(&self, earlier: &Self) -> Self {
+        let since = |pick: fn(&Self) -> u64| pick(self).saturating_sub(pick(earlier));
+        Self {
+            messages: since(|it| it.messages),
+            cdc_messages: since(|it| it.cdc_messages),
+            coalesced: since(|it| it.coalesced),
+            credits_granted: since(|it| it.credits_granted),
+            credits_received: since(|it| it.credits_received),
+            credit_waits: since(|it| it.credit_waits),
+            rnr_naks: self
+                .rnr_naks
+                .map(|_| since(|it| it.rnr_naks.unwrap_or_default())),
+            rnr_exceeded: since(|it| it.rnr_exceeded),
+            ..*self
+        }
+    }
+
+    /// What of a link counts after its end: nothing waits any more.
+    pub(crate) fn of_ended(self) -> Self {
+        Self { waiting: 0, ..self }
+    }
+
+    /// Adds what others have counted.
+    pub(crate) fn add(&mut self, more: &Self) {
+        for (sum, more) in [
+            (&mut self.messages, more.messages),
+            (&mut self.cdc_messages, more.cdc_messages),
+            (&mut self.coalesced, more.coalesced),
+            (&mut self.waiting, more.waiting),
+            (&mut self.credits_granted, more.credits_granted),
+            (&mut self.credits_received, more.credits_received),
+            (&mut self.credit_waits, more.credit_waits),
+            (&mut self.rnr_exceeded, more.rnr_exceeded),
+        ] {
+            *sum = sum.saturating_add(more);
+        }
+        self.waiting_max = self.waiting_max.max(more.waiting_max);
+        self.held_max = self.held_max.max(more.held_max);
+        let both = [self.rnr_naks, more.rnr_naks].into_iter().flatten();
+        self.rnr_naks = both.reduce(u64::saturating_add);
+        let both = [self.receives_low, more.receives_low].into_iter().flatten();
+        self.receives_low = both.min();
     }
 }
 

@@ -39,6 +39,9 @@ pub(crate) struct BenchArgs {
     /// send small messages: RNR NAKs, messages per second, and round trips on another connection
     #[arg(long, conflicts_with_all = ["set_up", "delay", "count"])]
     rnr: bool,
+    /// With --rnr: receive buffers of each link of the userspace stack, 48 at least
+    #[arg(long, value_name = "COUNT", requires = "rnr")]
+    receives: Option<u32>,
     /// Instead of times show what the kernels count: system calls, switches, packets, for each
     /// round trip, write or connection
     #[arg(long)]
@@ -80,6 +83,20 @@ impl Combination {
         pairs
             .map(|pair| Self::new(*pair, scenario::usual()))
             .collect()
+    }
+
+    /// The userspace stack with so many receive buffers of each link, with itself also without
+    /// receive credits.
+    fn of_receivers(receives: Option<u32>) -> Vec<Self> {
+        let with = |pair: &[Kind; 2]| Self::new(*pair, scenario::with_receives(receives));
+        let mut all: Vec<_> = PAIRS.iter().filter(|it| is_built(it)).map(with).collect();
+        if cfg!(feature = "ours") {
+            all.push(Self {
+                features: OurFeatures::None,
+                ..with(&[Kind::Ours; 2])
+            });
+        }
+        all
     }
 
     /// With one link in each group, and TCP beside them.

@@ -12,7 +12,7 @@ use clap::{Args, ValueEnum};
 use fs_err as fs;
 
 use crate::jobs::Jobs;
-use crate::protocol::{End, Event, Job, OurFeatures, SocketMode};
+use crate::protocol::{End, Event, Job, SocketMode};
 use crate::scenario::{self, Carried, Network, Scenario};
 use crate::workload::{Kind, Report};
 
@@ -174,7 +174,8 @@ fn exchange(
         devices: devices.to_vec(),
         max_links: node.max_links(),
         test_link: node.test_link(),
-        features: OurFeatures::DEFAULT,
+        features: node.features,
+        receives: node.receives,
         has_driver_thread: false,
         offers_ipv6: false,
         events_to: None,

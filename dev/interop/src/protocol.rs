@@ -66,7 +66,8 @@ pub(crate) enum Pnet {
 pub(crate) enum OurFeatures {
     /// Version 2.1 alone.
     None,
-    /// RMBs stay announced in groups with a single link, and SMC-R over IPv6 is accepted.
+    /// RMBs stay announced in groups with a single link, messages have receive credits, and SMC-R
+    /// over IPv6 is accepted.
     SingleLink,
     /// The PROPOSAL has the client's end of the connection.
     EarlyConfirm,
@@ -109,6 +110,8 @@ pub(crate) struct Job {
     pub(crate) test_link: u64,
     /// The userspace stack's features beyond the released protocol.
     pub(crate) features: OurFeatures,
+    /// Receive buffers of each link of the userspace stack. `None`: as usual.
+    pub(crate) receives: Option<u32>,
     /// The userspace stack runs its drivers on a thread of their own.
     pub(crate) has_driver_thread: bool,
     /// The userspace stack offers SMC-R over IPv6.

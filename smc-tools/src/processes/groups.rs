@@ -7,7 +7,7 @@ use std::rc::Rc;
 use anyhow::{Result, bail};
 use serde_json::json;
 use smc::introspection::Subject;
-use smc::record::{GroupRecord, LinkRecord, ProcessRecord, Record};
+use smc::record::{GroupRecord, LinkQueueRecord, LinkRecord, ProcessRecord, Record};
 
 use super::table::Table;
 use super::{Process, collect, json_line};
@@ -46,6 +46,10 @@ Examples:
 pub(crate) struct LinkArgs {
     #[command(flatten)]
     which: Which,
+    /// Also the queues: messages sent and coalesced, what waits and has waited at most, receive
+    /// credits left, waits for them, and the lowest number of free receive buffers
+    #[arg(short, long)]
+    debug: bool,
     /// One JSON object per link and line
     #[arg(long)]
     json: bool,
@@ -181,9 +185,20 @@ pub(crate) fn run_groups(args: &GroupArgs) -> Result<bool> {
 /// Runs `smc links`.
 pub(crate) fn run_links(args: &LinkArgs) -> Result<bool> {
     let filter = args.which.filter()?;
-    let header = [
+    let mut header = vec![
         "LG-ID", "Link-ID", "Number", "State", "Net-Dev", "IB-Dev", "GID", "Peer-GID", "PID",
     ];
+    if args.debug {
+        header.extend([
+            "Sent",
+            "Coalesced",
+            "Waiting",
+            "Most",
+            "Credits",
+            "Waits",
+            "Recv-Low",
+        ]);
+    }
     let mut table = Table::new(&header);
     let mut json = Pieces::default();
     let processes = collect(&[Subject::Groups, Subject::Devices]);
@@ -197,7 +212,7 @@ pub(crate) fn run_links(args: &LinkArgs) -> Result<bool> {
                 continue;
             }
             let device = found.devices.get(link.device);
-            table.add(vec![
+            let mut row = vec![
                 group.id.clone(),
                 link.id.clone(),
                 link.number.to_string(),
@@ -207,7 +222,11 @@ pub(crate) fn run_links(args: &LinkArgs) -> Result<bool> {
                 or_none(&link.gid),
                 or_none(&link.peer_gid),
                 process.pid.to_string(),
-            ]);
+            ];
+            if args.debug {
+                row.extend(queue_cells(link.queue.as_ref()));
+            }
+            table.add(row);
         }
     }
     match args.json {
@@ -215,6 +234,23 @@ pub(crate) fn run_links(args: &LinkArgs) -> Result<bool> {
         false => print(&table.text())?,
     }
     Ok(true)
+}
+
+/// The cells of a link's queues.
+fn queue_cells(queue: Option<&LinkQueueRecord>) -> [String; 7] {
+    let cell = |value: fn(&LinkQueueRecord) -> Option<u64>| {
+        let value = queue.and_then(value);
+        value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+    };
+    [
+        cell(|queue| Some(queue.stats.messages)),
+        cell(|queue| Some(queue.stats.coalesced)),
+        cell(|queue| Some(queue.stats.waiting)),
+        cell(|queue| Some(queue.stats.waiting_max)),
+        cell(|queue| queue.credits.map(u64::from)),
+        cell(|queue| Some(queue.stats.credit_waits)),
+        cell(|queue| queue.stats.receives_low.map(u64::from)),
+    ]
 }
 
 fn or_none(text: &Option<String>) -> String {
@@ -358,5 +394,23 @@ mod tests {
         let mut earlier = link("1", 0, "");
         earlier.as_object_mut().unwrap().remove("interface");
         assert_eq!(group("4", &[earlier]).links[0].interface, None);
+    }
+
+    #[test]
+    fn queues_are_shown_as_far_as_a_link_states_them() {
+        let cells = |queue: serde_json::Value| {
+            let queue: Option<LinkQueueRecord> = serde_json::from_value(queue).unwrap();
+            queue_cells(queue.as_ref()).join(" ")
+        };
+        assert_eq!(cells(json!(null)), "- - - - - - -");
+        let mut queue = json!({
+            "messages": 9, "cdc_messages": 7, "coalesced": 3, "waiting": 2, "waiting_max": 5,
+            "credit_waits": 4, "receives_low": 100, "receives": 128, "credits": 17,
+        });
+        assert_eq!(cells(queue.clone()), "9 3 2 5 17 4 100");
+        // Of a link without credits, whose device does not count its receives.
+        queue["credits"] = json!(null);
+        queue["receives_low"] = json!(null);
+        assert_eq!(cells(queue), "9 3 2 5 - 4 -");
     }
 }

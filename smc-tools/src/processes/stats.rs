@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::ValueEnum;
-use smc::info::{ByRole, DeviceStats, DirectionStats, PhaseStats, SIZE_CLASSES, Stats};
+use smc::info::{ByRole, DeviceStats, DirectionStats, PhaseStats, QueueStats, SIZE_CLASSES, Stats};
 use smc::introspection::Subject;
 use smc::record::Record;
 
@@ -221,6 +221,7 @@ fn summary(text: &mut String, name: &str, devices: &[&DeviceStats], debug: bool)
     line(text, "  Open", sum(|device| device.open));
     if devices.iter().any(|device| device.is_rdma) {
         line(text, "  Failovers", sum(|device| device.failovers));
+        queues(text, devices);
     }
     for device in devices.iter().filter(|_| debug) {
         for (name, count) in &device.hardware {
@@ -231,6 +232,60 @@ fn summary(text: &mut String, name: &str, devices: &[&DeviceStats], debug: bool)
     direction(text, "  RX", devices.iter().map(|device| &device.received));
     direction(text, "  TX", devices.iter().map(|device| &device.sent));
     text.push('\n');
+}
+
+/// The queues of SMC-R links.
+fn queues(text: &mut String, devices: &[&DeviceStats]) {
+    let all = devices.iter().map(|device| &device.queues);
+    let sum = |pick: fn(&QueueStats) -> u64| sum_of(all.clone().map(pick));
+    let most = |pick: fn(&QueueStats) -> u64| all.clone().map(pick).max().unwrap_or(0);
+    line(text, "  Messages sent", sum(|queues| queues.messages));
+    line(text, "  Messages coalesced", sum(|queues| queues.coalesced));
+    line(text, "  Waiting to send", sum(|queues| queues.waiting));
+    line(
+        text,
+        "  Waiting to send, most",
+        most(|queues| queues.waiting_max),
+    );
+    line(
+        text,
+        "  Held messages, most",
+        most(|queues| queues.held_max),
+    );
+    line(
+        text,
+        "  Credits granted",
+        sum(|queues| queues.credits_granted),
+    );
+    line(
+        text,
+        "  Credits received",
+        sum(|queues| queues.credits_received),
+    );
+    line(
+        text,
+        "  Waits for credits",
+        sum(|queues| queues.credit_waits),
+    );
+    line(
+        text,
+        "  RNR retries exceeded",
+        sum(|queues| queues.rnr_exceeded),
+    );
+    let devices = devices.iter();
+    let sent = devices.clone().filter_map(|it| it.rnr_naks_sent());
+    let received = devices.filter_map(|it| it.rnr_naks_received());
+    for (name, sum) in [
+        ("  RNR NAKs sent", sent.reduce(u64::saturating_add)),
+        ("  RNR NAKs received", received.reduce(u64::saturating_add)),
+    ] {
+        if let Some(sum) = sum {
+            line(text, name, sum);
+        }
+    }
+    if let Some(low) = all.filter_map(|queues| queues.receives_low).min() {
+        line(text, "  Free receives, least", low.into());
+    }
 }
 
 fn direction<'a>(

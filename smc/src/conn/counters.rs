@@ -1,10 +1,13 @@
 //! Counters of the two halves of a connection, for tools.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
+use super::super::links::LinkSender;
 use crate::mem::sync::{AtomicU64, Ordering};
 use crate::mutex::Mutex;
-use crate::stats::{DeviceStats, DirectionStats, FIRST_CLASS_MAX, SIZE_CLASSES, size_class};
+use crate::stats::{
+    DeviceStats, DirectionStats, FIRST_CLASS_MAX, QueueStats, SIZE_CLASSES, size_class,
+};
 
 /// The counters of a connection, those of one half in no cache line of the other's: by a line of
 /// padding, since the allocator takes many times as long for aligned memory.
@@ -105,6 +108,9 @@ struct Counted {
     conns: Vec<Arc<ConnCounters>>,
     /// When there are so many, those of ended connections are summed up.
     most: usize,
+    /// Links, with what they had counted when that was read last: a link that is being dropped
+    /// cannot be read, and sums must not go back.
+    links: Vec<(Weak<LinkSender>, QueueStats)>,
 }
 
 impl DeviceCounters {
@@ -124,9 +130,39 @@ impl DeviceCounters {
         self.0.lock().stats.failovers += 1;
     }
 
-    /// The sums of all connections.
-    pub(crate) fn stats(&self) -> DeviceStats {
+    /// Counts a new link.
+    pub(crate) fn add_link(&self, link: &Arc<LinkSender>) {
+        let entry = (Arc::downgrade(link), QueueStats::default());
+        self.0.lock().links.push(entry);
+    }
+
+    /// A link is dropped.
+    pub(crate) fn end_link(&self, link: &LinkSender) {
+        let ended = link.info().stats.of_ended();
         let mut counted = self.0.lock();
+        counted.stats.queues.add(&ended);
+        counted
+            .links
+            .retain(|(other, _)| !std::ptr::eq(other.as_ptr(), link));
+    }
+
+    /// The sums of all connections and links.
+    pub(crate) fn stats(&self) -> DeviceStats {
+        let links = self.0.lock().links.clone();
+        // Dropped without the lock, which the end of a link takes.
+        let links: Vec<_> = links
+            .iter()
+            .filter_map(|(link, _)| link.upgrade())
+            .collect();
+        let mut counted = self.0.lock();
+        for (link, stats) in &mut counted.links {
+            let found = links
+                .iter()
+                .find(|it| std::ptr::eq(link.as_ptr(), Arc::as_ptr(it)));
+            if let Some(found) = found {
+                *stats = found.info().stats;
+            }
+        }
         counted.sum_up_ended();
         let mut stats = counted.stats.clone();
         for conn in &counted.conns {
@@ -134,6 +170,11 @@ impl DeviceCounters {
             stats.sent.add(&conn.sent.stats());
             stats.open += 1;
         }
+        for (_, link) in &counted.links {
+            stats.queues.add(link);
+        }
+        drop(counted);
+        drop(links);
         stats
     }
 }

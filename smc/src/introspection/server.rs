@@ -257,7 +257,9 @@ impl Answer {
                     let links = rdma.map_or(&[][..], |group| &group.links);
                     let links = links.iter().map(|link| {
                         let interface = endpoint.interface_of(link);
-                        LinkRecord::new(link, interface)
+                        let queues = rdma.map_or(&[][..], |group| &group.queues);
+                        let queue = queues.iter().find(|queue| queue.link == link.id);
+                        LinkRecord::new(link, queue, interface)
                     });
                     let links = links.collect();
                     let record = GroupRecord::new(number, &info, rdma, links);

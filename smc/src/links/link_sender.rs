@@ -8,7 +8,7 @@ use smc_wire::llc::{AnnounceCredits, ByteOrder, MESSAGE_LEN, MessageType};
 use smc_wire::types::AlertToken;
 
 use super::super::device_driver::DeviceDriver;
-use crate::device::{Link, OpId, SHORT_LEN, SubmitError, Write};
+use crate::device::{Link, LinkFailure, OpId, SHORT_LEN, SubmitError, Write};
 use crate::mem::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::mutex::Mutex;
 use crate::proto::group::DeviceIndex;
@@ -16,9 +16,10 @@ use crate::proto::links::{
     CreditError, Credits, LinkId, LlcTerms, NextPost, OpTag, Overflow, Posted, SendQueue,
     granted_credits,
 };
+use crate::stats::{LinkQueueInfo, QueueStats};
 
 /// The sending side of a link, shared by connections: the number of outstanding posts is bounded,
-/// and turns are round-robin.
+/// and turns are fair by what messages cost.
 pub(crate) struct LinkSender {
     pub(crate) id: LinkId,
     pub(crate) device: DeviceIndex,
@@ -30,6 +31,10 @@ pub(crate) struct LinkSender {
     /// The ends have agreed on receive credits.
     has_credits: bool,
     down: AtomicBool,
+    /// The peer had no receive buffer in all retries.
+    is_rnr_exceeded: AtomicBool,
+    /// The most messages of a connection that were held back.
+    held_max: AtomicU64,
     /// The queue pair sends and receives nothing any more.
     closed: AtomicBool,
     /// The time of the last activity that was reported to the group, in milliseconds since `since`.
@@ -96,6 +101,8 @@ impl LinkSender {
             order: terms.dialect.order(),
             has_credits: terms.has_credits,
             down: AtomicBool::new(false),
+            is_rnr_exceeded: AtomicBool::new(false),
+            held_max: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             last_activity: AtomicU64::new(0),
             since: now,
@@ -114,6 +121,48 @@ impl LinkSender {
 
     pub(crate) fn set_closed(&self) {
         self.closed.store(true, Ordering::Release);
+    }
+
+    /// The device has reported why the link is down.
+    pub(crate) fn note_failure(&self, cause: LinkFailure) {
+        let is_rnr = cause == LinkFailure::RnrExceeded;
+        self.is_rnr_exceeded.fetch_or(is_rnr, Ordering::Relaxed);
+    }
+
+    /// A connection holds so many received messages.
+    pub(crate) fn note_held(&self, count: usize) {
+        let count = u64::try_from(count).unwrap_or(u64::MAX);
+        self.held_max.fetch_max(count, Ordering::Relaxed);
+    }
+
+    /// What the link has counted, for tools.
+    pub(crate) fn info(&self) -> LinkQueueInfo {
+        let (counters, credits) = {
+            let queue = &self.posts.lock().queue;
+            (queue.counters(), queue.credits())
+        };
+        let of_device = self.link.counters();
+        let count = |len| u64::try_from(len).unwrap_or(u64::MAX);
+        let stats = QueueStats {
+            messages: counters.messages,
+            cdc_messages: counters.cdc,
+            coalesced: counters.coalesced,
+            waiting: count(counters.waiting),
+            waiting_max: count(counters.waiting_max),
+            held_max: self.held_max.load(Ordering::Relaxed),
+            credits_granted: counters.credits_granted,
+            credits_received: counters.credits_received,
+            credit_waits: counters.credit_waits,
+            rnr_naks: of_device.rnr,
+            rnr_exceeded: self.is_rnr_exceeded.load(Ordering::Relaxed).into(),
+            receives_low: of_device.receives_low,
+        };
+        LinkQueueInfo {
+            link: self.id,
+            stats,
+            receives: self.link.receives(),
+            credits,
+        }
     }
 
     /// Whether received activity has to be reported to the group: once per [`ACTIVITY_INTERVAL`] is
@@ -157,7 +206,7 @@ impl LinkSender {
 
     /// Queues a connection again that had its turn and has more to post.
     pub(crate) fn requeue_connection(&self, token: AlertToken) {
-        self.posts.lock().queue.requeue_connection(token);
+        self.posts.lock().queue.queue_connection(token);
     }
 
     /// Removes a connection that ended or was moved.
@@ -289,14 +338,24 @@ pub(crate) struct SendSlot<'a> {
 }
 
 impl SendSlot<'_> {
-    /// Posts writes, and a message behind them, which grants receive credits besides.
-    pub(crate) fn post(mut self, now: Instant, writes: &[Write<'_>], cdc: &CdcR) -> PostResult {
+    /// Posts writes, and a message behind them, which grants receive credits besides. It has so
+    /// many changes besides one.
+    pub(crate) fn post(
+        mut self,
+        now: Instant,
+        writes: &[Write<'_>],
+        cdc: &CdcR,
+        coalesced: u32,
+    ) -> PostResult {
         let queue = &mut self.posts.queue;
         let mut message = cdc.to_bytes();
         CdcR::set_credits(&mut message, queue.grants_with_cdc());
         match self.sender.link.post(queue.next_op(), writes, &message) {
             Ok(()) => {
                 queue.posted(now, Posted::Cdc(self.token));
+                let pieces = writes.iter().flat_map(|write| [write.first, write.second]);
+                let data = pieces.map(|piece| u64::from(piece.len)).sum();
+                queue.charge(self.token, data, coalesced);
                 PostResult::Posted
             }
             Err(SubmitError::WouldBlock) => {
@@ -314,6 +373,9 @@ impl Drop for LinkSender {
     fn drop(&mut self) {
         if self.posts.lock().awaited.is_some() {
             self.disarm();
+        }
+        if let Some(driver) = self.driver.upgrade() {
+            driver.counters.end_link(self);
         }
     }
 }

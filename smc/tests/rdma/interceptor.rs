@@ -8,8 +8,9 @@ use std::task::{Wake, Waker};
 use async_trait::async_trait;
 use futures_lite::future::block_on;
 use smc_core::device::{
-    Access, Device, DeviceError, Doorbell, Event, Identity, Inbound, Limits, Link, LinkAddress, Mr,
-    OpId, Operations, PendingLink, ProtectionDomain, Rdma, RdmaAddress, Route, SubmitError, Write,
+    Access, Device, DeviceError, Doorbell, Event, Identity, Inbound, Limits, Link, LinkAddress,
+    LinkCounters, Mr, OpId, Operations, PendingLink, ProtectionDomain, Rdma, RdmaAddress, Route,
+    SubmitError, Write,
 };
 use smc_core::mem::Region;
 use smc_core::wire::cdc::CdcR;
@@ -34,6 +35,7 @@ pub(crate) struct Interceptor {
     aim: Aim,
     drains: AtomicUsize,
     is_flooded: AtomicBool,
+    is_stopped: AtomicBool,
 }
 
 impl Interceptor {
@@ -45,6 +47,7 @@ impl Interceptor {
             aim: Aim::default(),
             drains: AtomicUsize::default(),
             is_flooded: AtomicBool::default(),
+            is_stopped: AtomicBool::default(),
         })
     }
 
@@ -70,6 +73,15 @@ impl Interceptor {
     /// Whether each drain has an event of another link, as with a peer that sends without end.
     pub(crate) fn set_flooded(&self, is_flooded: bool) {
         self.is_flooded.store(is_flooded, Ordering::Relaxed);
+    }
+
+    /// Whether drains take nothing, so that no receive is posted again: as in a process that does
+    /// not run.
+    pub(crate) fn set_stopped(&self, is_stopped: bool) {
+        self.is_stopped.store(is_stopped, Ordering::Relaxed);
+        if let (false, Doorbell::Waker(doorbell)) = (is_stopped, self.inner.doorbell()) {
+            doorbell.wake();
+        }
     }
 
     /// How often the device was drained since the last call.
@@ -134,6 +146,9 @@ impl Device for Interceptor {
 
     fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
         self.drains.fetch_add(1, Ordering::Relaxed);
+        if self.is_stopped.load(Ordering::Relaxed) {
+            return Ok(());
+        }
         if self.is_flooded.load(Ordering::Relaxed) {
             let link = Qpn::new(0x00ff_ffff).expect("24 bits");
             sink(Event::Completed { link, op: OpId(0) });
@@ -263,6 +278,14 @@ impl Link for InterceptedLink {
 
     fn close(&self) {
         self.inner.close();
+    }
+
+    fn receives(&self) -> u32 {
+        self.inner.receives()
+    }
+
+    fn counters(&self) -> LinkCounters {
+        self.inner.counters()
     }
 }
 

@@ -20,6 +20,7 @@ mod relayed;
 mod setups;
 mod simulation;
 mod single_link;
+mod slow_receivers;
 mod spare;
 mod streams;
 

@@ -11,7 +11,7 @@ use fs_err as fs;
 
 use super::{Run, Show, guest_of, report, setup, verdict};
 use crate::lab::{self, Lab, SideEvent};
-use crate::protocol::{End, Event, Job, Order, OurFeatures, SmcState};
+use crate::protocol::{End, Event, Job, Order, SmcState};
 use crate::scenario::{Action, ScenarioEnd, Shape};
 use crate::workload::{Kind, Report};
 
@@ -260,7 +260,8 @@ pub(crate) fn job(run: &Run, end: ScenarioEnd, port: u16) -> Job {
         devices: (0..node.devices).map(|nic| format!("rxe{nic}")).collect(),
         max_links: node.max_links(),
         test_link: node.test_link(),
-        features: OurFeatures::DEFAULT,
+        features: node.features,
+        receives: node.receives,
         has_driver_thread: node.has_driver_thread,
         offers_ipv6: node.offers_ipv6,
         events_to: run

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::Scenario;
+use super::{MAX_LINKS, Scenario};
+use crate::protocol::OurFeatures;
 use crate::workload::{Script, Step};
 
 pub(super) fn scenarios() -> Vec<Scenario> {
@@ -14,6 +15,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             2,
         ),
         many("many-300", "300 connections in two link groups", 300, 1),
+        all_features(),
     ]
 }
 
@@ -35,4 +37,21 @@ fn many(name: &'static str, about: &'static str, connections: u32, rounds: u32) 
     );
     scenario.limit = Duration::from_secs(240);
     scenario
+}
+
+/// With everything that the userspace stack has beyond the released protocol, none of which a
+/// kernel may mind.
+fn all_features() -> Scenario {
+    many(
+        "all-features",
+        "20 connections, and once more when their link group is idle, with all features of ours",
+        20,
+        2,
+    )
+    .both(|node| {
+        node.features = OurFeatures::FastOpen;
+        node.offers_ipv6 = true;
+        node.has_driver_thread = true;
+        node.sysctls = &[(MAX_LINKS, "1")];
+    })
 }

@@ -15,6 +15,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::lab::Version;
+use crate::protocol::OurFeatures;
 use crate::workload::{Carrier, Kind, Script, Step};
 
 /// All scenarios in the order in which they run.
@@ -38,6 +39,11 @@ pub(crate) fn shown() -> Scenario {
 /// One that only states how things usually are.
 pub(crate) fn usual() -> Scenario {
     Scenario::new("usual", "nothing")
+}
+
+/// As [`usual`], with so many receive buffers of each link of the userspace stack.
+pub(crate) fn with_receives(receives: Option<u32>) -> Scenario {
+    usual().both(|node| node.receives = receives)
 }
 
 /// As [`usual`], with one link in each group.
@@ -91,6 +97,10 @@ pub(crate) struct Node {
     pub(crate) has_driver_thread: bool,
     /// The userspace stack offers SMC-R over IPv6.
     pub(crate) offers_ipv6: bool,
+    /// Features of the userspace stack beyond the released protocol.
+    pub(crate) features: OurFeatures,
+    /// Receive buffers of each link of the userspace stack. `None`: as usual.
+    pub(crate) receives: Option<u32>,
     /// Settings of the kernel below `net.smc` that are not the usual ones.
     pub(crate) sysctls: &'static [(&'static str, &'static str)],
 }
@@ -325,6 +335,8 @@ impl Node {
             is_apart: false,
             has_driver_thread: false,
             offers_ipv6: false,
+            features: OurFeatures::DEFAULT,
+            receives: None,
             sysctls: &[],
         }
     }

@@ -77,7 +77,7 @@ pub(super) fn endpoint(builder: Builder, job: &Job) -> Result<Endpoint> {
     for eid in &job.ueids {
         builder = builder.ueid(Eid::ueid(eid).context("user EID")?);
     }
-    for device in devices(&job.devices)? {
+    for device in devices(job)? {
         builder = builder.device(device);
     }
     Ok(builder.build()?)
@@ -87,7 +87,10 @@ fn features(ours: OurFeatures) -> Features {
     let each = [
         (
             OurFeatures::SingleLink,
-            Features::SINGLE_LINK | Features::AUTHENTICATION | Features::RDMA_IPV6,
+            Features::SINGLE_LINK
+                | Features::AUTHENTICATION
+                | Features::RDMA_IPV6
+                | Features::RECEIVE_CREDITS,
         ),
         (OurFeatures::EarlyConfirm, Features::EARLY_CONFIRM),
         (OurFeatures::EarlyData, Features::EARLY_DATA),
@@ -168,11 +171,15 @@ fn negotiation() -> Result<Arc<dyn Negotiation>> {
 }
 
 /// Their physical networks are in the kernel's table.
-fn devices(names: &[String]) -> Result<Vec<Arc<dyn Device>>> {
-    names
+fn devices(job: &Job) -> Result<Vec<Arc<dyn Device>>> {
+    job.devices
         .iter()
         .map(|name| -> Result<Arc<dyn Device>> {
-            let device = RdmaDevice::open(name);
+            let mut builder = RdmaDevice::builder(name);
+            if let Some(receives) = job.receives {
+                builder = builder.receives(receives);
+            }
+            let device = builder.open();
             Ok(Arc::new(device.with_context(|| name.clone())?))
         })
         .collect()

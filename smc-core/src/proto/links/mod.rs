@@ -93,7 +93,9 @@ pub use notice::{DropReason, LinkDownCause, NotAdded, Notice};
 pub use output::{FirstLinkError, LinkGroupOutput, OpTag, PortCandidate, RkeyError, RmbKey};
 pub use peer_rmb::PeerRmb;
 pub use rtokens::{RTOKENS_MAX, RtokenError, RtokenId};
-pub use send_queue::{NextPost, Overflow, Posted, SEND_QUEUE_TIMEOUT, SendQueue, WAITING_MAX};
+pub use send_queue::{
+    NextPost, Overflow, Posted, SEND_QUEUE_TIMEOUT, SendCounters, SendQueue, WAITING_MAX,
+};
 
 /// Identifies a local receive buffer within a link group; the number is chosen by the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

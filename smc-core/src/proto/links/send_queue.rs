@@ -1,19 +1,24 @@
 //! Send queue of one link: its outstanding posts, the waiting ones, and its receive credits.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::hash::Hash;
 use std::time::{Duration, Instant};
 
-use hashbrown::HashSet;
+use hashbrown::HashMap;
 
 use super::{CreditError, Credits, OpTag};
-use crate::device::{OpId, SENDS_MAX};
+use crate::device::{OpId, SENDS_MAX, SHORT_LEN};
 
 /// The send queue of one link.
 ///
 /// A link accepts [`SENDS_MAX`] posts before the first is completed, and with [receive
 /// credits](Credits) one for each; later ones wait. Messages of the link group are sent first, then
-/// credits are granted if that is due, and connections follow in the order of their requests.
+/// credits are granted if that is due, and connections follow in turns.
+///
+/// Turns are fair by what a message costs (weighted fair queueing): its own bytes and those of its
+/// data, up to those of one packet. So a connection that sends little now and then does not wait
+/// for all those that send much with each message, none waits for ever, and one that sends more
+/// than a packet with each has as many turns as the others.
 ///
 /// `C` identifies a connection.
 ///
@@ -25,14 +30,17 @@ use crate::device::{OpId, SENDS_MAX};
 #[derive(Clone, Debug)]
 pub struct SendQueue<C> {
     messages: VecDeque<(OpTag, Vec<u8>)>,
-    /// Connections that have had nothing to post for a while.
-    sparse: VecDeque<C>,
-    /// Connections that had more to post after their turn.
-    backlogged: VecDeque<C>,
-    /// All of these.
-    waiting: HashSet<C>,
-    /// The last turn was that of a sparse connection.
-    was_sparse: bool,
+    /// Connections that wait, in the order of their turns; each with `shortages` at the time of its
+    /// request.
+    turns: BTreeMap<Turn, (C, u64)>,
+    /// The turn of each.
+    waiting: HashMap<C, Turn>,
+    /// Connections that have had more than their share of the queue so far.
+    shares: HashMap<C, Share>,
+    /// What each connection could have sent if all had sent alike: virtual time.
+    time: u64,
+    /// Requests of connections so far.
+    requests: u64,
     pub(super) outstanding: VecDeque<(OpId, Posted<C>)>,
     last: u64,
     /// Since when nothing was posted or completed although messages wait.
@@ -41,6 +49,48 @@ pub struct SendQueue<C> {
     credits: Option<Credits>,
     /// Since when there has been no credit for a connection that waits.
     starved: Option<Instant>,
+    /// How often there was no credit for a connection any more.
+    shortages: u64,
+    counters: SendCounters,
+}
+
+/// The place of a connection: the virtual time at which its message should have been sent, and then
+/// the order of requests. Its cost is known behind it, so the last one stands for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Turn {
+    end: u64,
+    request: u64,
+}
+
+/// What a connection has had.
+#[derive(Clone, Copy, Debug)]
+struct Share {
+    /// The virtual time at which it has had no more than others.
+    until: u64,
+    /// The cost of its last message.
+    last: u64,
+}
+
+/// What a [`SendQueue`] has counted, for tools. Most are of the whole life of the link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "a row of numbers")]
+pub struct SendCounters {
+    /// Posted messages, whatever they are.
+    pub messages: u64,
+    /// Those of them that are of connections.
+    pub cdc: u64,
+    /// Changes of cursors and flags that were sent with a later one, in one message.
+    pub coalesced: u64,
+    /// Receive credits that this side has granted, besides the initial ones.
+    pub credits_granted: u64,
+    /// Receive credits that the peer has granted, besides the initial ones.
+    pub credits_received: u64,
+    /// Turns of connections that had to wait for a receive credit.
+    pub credit_waits: u64,
+    /// Connections and messages of the link group that wait now.
+    pub waiting: usize,
+    /// The most that have waited at a time.
+    pub waiting_max: usize,
 }
 
 /// A completed or outstanding post.
@@ -73,6 +123,21 @@ pub struct Overflow;
 /// Most messages that wait on one link: twice what a peer with all its RMBs can cause.
 pub const WAITING_MAX: usize = 1024;
 
+/// The cost of a message with so many bytes of data.
+fn cost_of(data: u64) -> u64 {
+    let message = u64::try_from(SHORT_LEN).unwrap_or(u64::MAX);
+    data.min(PACKET_LEN)
+        .saturating_add(message)
+        .saturating_mul(SCALE)
+}
+
+/// The most that the data of a message costs: a packet, with the smallest path MTU that RoCE
+/// usually has. Sending more takes the device longer, but not this queue.
+const PACKET_LEN: u64 = 1024;
+
+/// So that the share of each connection in the cost of a message is a number.
+const SCALE: u64 = 1024;
+
 /// How long messages wait for space before the link has to be taken down
 /// (docs/spec/link-groups.md#queue-pair).
 pub const SEND_QUEUE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -89,15 +154,18 @@ impl<C: Copy + Eq + Hash> SendQueue<C> {
     pub fn new() -> Self {
         Self {
             messages: VecDeque::new(),
-            sparse: VecDeque::new(),
-            backlogged: VecDeque::new(),
-            waiting: HashSet::new(),
-            was_sparse: false,
+            turns: BTreeMap::new(),
+            waiting: HashMap::new(),
+            shares: HashMap::new(),
+            time: 0,
+            requests: 0,
             outstanding: VecDeque::new(),
             last: 0,
             stalled: None,
             credits: None,
             starved: None,
+            shortages: 0,
+            counters: SendCounters::default(),
         }
     }
 
@@ -121,6 +189,8 @@ impl<C: Copy + Eq + Hash> SendQueue<C> {
             return Ok(false);
         };
         credits.received(grants)?;
+        let sum = &mut self.counters.credits_received;
+        *sum = sum.saturating_add(grants.into());
         if grants > 0 {
             self.reset_stall_timer(now);
             self.starved = self.starved.filter(|_| !self.has_credit());
@@ -156,30 +226,39 @@ impl<C: Copy + Eq + Hash> SendQueue<C> {
         }
         self.messages.push_back((tag, message));
         self.stalled.get_or_insert(now);
+        self.note_waiting();
         Ok(())
     }
 
     /// A connection has a message to post. Repeated calls have no effect until it was served.
     pub fn queue_connection(&mut self, conn: C) {
-        if self.waiting.insert(conn) {
-            self.sparse.push_back(conn);
+        if self.waiting.contains_key(&conn) {
+            return;
         }
-    }
-
-    /// As [`queue_connection`](Self::queue_connection), for a connection that has more to post
-    /// after its turn. Of these and the others one after the other is served, so that a connection
-    /// with few messages does not wait for all that have many.
-    pub fn requeue_connection(&mut self, conn: C) {
-        if self.waiting.insert(conn) {
-            self.backlogged.push_back(conn);
+        let share = self.shares.get(&conn).copied();
+        let share = share.filter(|share| share.until > self.time);
+        let (begin, cost) = match share {
+            Some(share) => (share.until, share.last),
+            None => (self.time, cost_of(0)),
+        };
+        if share.is_none() {
+            self.shares.remove(&conn);
         }
+        let turn = Turn {
+            end: begin.saturating_add(cost),
+            request: self.requests,
+        };
+        self.requests = self.requests.wrapping_add(1);
+        self.waiting.insert(conn, turn);
+        self.turns.insert(turn, (conn, self.shortages_before()));
+        self.note_waiting();
     }
 
     /// A connection was removed, or moved to another link.
     pub fn remove_connection(&mut self, conn: C) {
-        if self.waiting.remove(&conn) {
-            self.sparse.retain(|other| *other != conn);
-            self.backlogged.retain(|other| *other != conn);
+        self.shares.remove(&conn);
+        if let Some(turn) = self.waiting.remove(&conn) {
+            self.turns.remove(&turn);
         }
     }
 
@@ -209,7 +288,7 @@ impl<C: Copy + Eq + Hash> SendQueue<C> {
     /// The next post; `None` without space, and when nothing waits.
     ///
     /// A connection that has more than one message to post calls
-    /// [`requeue_connection`](Self::requeue_connection).
+    /// [`queue_connection`](Self::queue_connection) again.
     pub fn next_post(&mut self) -> Option<NextPost<C>> {
         if !self.has_space() {
             return None;
@@ -232,13 +311,9 @@ impl<C: Copy + Eq + Hash> SendQueue<C> {
     }
 
     fn next_connection(&mut self) -> Option<C> {
-        let is_sparse = self.backlogged.is_empty() || (!self.was_sparse && !self.sparse.is_empty());
-        let queue = match is_sparse {
-            true => &mut self.sparse,
-            false => &mut self.backlogged,
-        };
-        let conn = queue.pop_front()?;
-        self.was_sparse = is_sparse;
+        let (_, (conn, shortages)) = self.turns.pop_first()?;
+        let waited = u64::from(shortages != self.shortages);
+        self.counters.credit_waits = self.counters.credit_waits.saturating_add(waited);
         Some(conn)
     }
 
@@ -252,12 +327,21 @@ impl<C: Copy + Eq + Hash> SendQueue<C> {
     pub fn posted(&mut self, now: Instant, what: Posted<C>) {
         let op = self.next_op();
         self.last = op.0;
+        let counters = &mut self.counters;
+        counters.messages = counters.messages.saturating_add(1);
+        let is_cdc = matches!(what, Posted::Cdc(_));
+        counters.cdc = counters.cdc.saturating_add(is_cdc.into());
         if let Some(credits) = &mut self.credits {
-            credits.sent(match &what {
+            let grants = match &what {
                 Posted::Llc(_) => 0,
                 Posted::Cdc(_) => credits.with_cdc().into(),
                 Posted::Credits(grants) => (*grants).into(),
-            });
+            };
+            let had_one = credits.allows_cdc();
+            credits.sent(grants);
+            let is_short = had_one && !credits.allows_cdc();
+            self.shortages = self.shortages.wrapping_add(is_short.into());
+            counters.credits_granted = counters.credits_granted.saturating_add(grants.into());
         }
         self.outstanding.push_back((op, what));
         self.reset_stall_timer(now);
@@ -267,6 +351,7 @@ impl<C: Copy + Eq + Hash> SendQueue<C> {
     pub fn requeue(&mut self, now: Instant, tag: OpTag, message: Vec<u8>) {
         self.messages.push_front((tag, message));
         self.stalled.get_or_insert(now);
+        self.note_waiting();
     }
 
     /// A post was completed. Completions arrive in the order of the posts, and one includes all
@@ -298,8 +383,61 @@ impl<C: Copy + Eq + Hash> SendQueue<C> {
     /// The link is down: returns everything that was not completed, the oldest first. Nothing waits
     /// any more.
     pub fn fail(&mut self) -> impl Iterator<Item = Posted<C>> + use<C> {
+        let counters = self.counters;
         let Self { outstanding, .. } = std::mem::take(self);
+        self.counters = counters;
         outstanding.into_iter().map(|(_, what)| what)
+    }
+
+    /// A connection has posted so many bytes of data with its message, and changes that would have
+    /// been messages of their own; call this behind [`posted`](Self::posted).
+    pub fn charge(&mut self, conn: C, data: u64, coalesced: u32) {
+        let sum = &mut self.counters.coalesced;
+        *sum = sum.saturating_add(coalesced.into());
+        // While none waits it takes nothing away from others.
+        if self.waiting.is_empty() {
+            return;
+        }
+        let cost = cost_of(data);
+        let begin = self.shares.get(&conn).map_or(0, |share| share.until);
+        let share = Share {
+            until: begin.max(self.time).saturating_add(cost),
+            last: cost,
+        };
+        self.shares.insert(conn, share);
+        let connections = u64::try_from(self.waiting.len()).unwrap_or(u64::MAX);
+        let each = cost.checked_div(connections.saturating_add(1));
+        self.time = self.time.saturating_add(each.unwrap_or(0));
+    }
+
+    /// What was counted so far.
+    #[must_use]
+    pub fn counters(&self) -> SendCounters {
+        SendCounters {
+            waiting: self.waiting_len(),
+            ..self.counters
+        }
+    }
+
+    /// Receive credits that are left: SENDs that can be made now. `None` where the ends have not
+    /// agreed on them.
+    #[must_use]
+    pub fn credits(&self) -> Option<u32> {
+        self.credits.as_ref().map(Credits::available)
+    }
+
+    fn waiting_len(&self) -> usize {
+        self.messages.len().saturating_add(self.waiting.len())
+    }
+
+    fn note_waiting(&mut self) {
+        self.counters.waiting_max = self.counters.waiting_max.max(self.waiting_len());
+    }
+
+    /// The number of shortages for a connection that waits from now on: without the present one.
+    fn shortages_before(&self) -> u64 {
+        let is_short = u64::from(!self.has_credit());
+        self.shortages.wrapping_sub(is_short)
     }
 
     /// When the link has to be taken down, unless a post is completed before, or the peer grants

@@ -170,6 +170,8 @@ impl RdmaConn {
             revocations: 0,
             posted: VecDeque::new(),
             delivered,
+            is_queued: false,
+            is_armed: false,
         });
         self.bind_for_reading(peer);
     }

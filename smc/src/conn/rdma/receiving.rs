@@ -89,11 +89,28 @@ impl RdmaConn {
 
     fn take(&self, next: impl FnOnce(&mut Rx) -> Option<Handled>) -> Option<Handled> {
         let mut rx = self.rx.lock();
-        let handled = next(&mut rx)?;
-        if let Ok(Arrival::Update(update)) = &handled.arrival {
+        let held_before = rx.held.len();
+        let handled = next(&mut rx);
+        let held = rx.held.len();
+        if let Some(Arrival::Update(update)) =
+            handled.as_ref().and_then(|it| it.arrival.as_ref().ok())
+        {
             self.store(update);
         }
-        Some(handled)
+        drop(rx);
+        if held > held_before {
+            self.note_held(held);
+        }
+        handled
+    }
+
+    /// So many messages are held now.
+    #[cold]
+    fn note_held(&self, count: usize) {
+        let sender = self.link().and_then(|link| self.group.sender(link));
+        if let Some(sender) = sender {
+            sender.note_held(count);
+        }
     }
 
     fn react_to_all(self: &Arc<Self>, mut next: Option<Handled>) {

@@ -43,6 +43,10 @@ pub(super) struct BoundSending {
     pub(super) posted: VecDeque<(PostId, Cursor)>,
     /// The producer cursor that is known to be delivered.
     pub(super) delivered: Cursor,
+    /// The connection is queued for a turn on the link, which posts whatever there is by then.
+    pub(super) is_queued: bool,
+    /// A wake-up was requested for the completion of all posts so far.
+    pub(super) is_armed: bool,
 }
 
 impl RdmaConn {
@@ -162,6 +166,7 @@ impl RdmaConn {
                 return;
             };
             bound.delivered = delivered;
+            bound.is_armed = false;
             bound.transmit.handle_completed(post);
             self.push(tx, false);
         }
@@ -215,6 +220,8 @@ impl RdmaConn {
             bound.from = None;
             bound.to = None;
             bound.posted.clear();
+            bound.is_queued = false;
+            bound.is_armed = false;
             bound.transmit.failover();
             if is_peer_there {
                 bound.transmit.handle_peer_moved();
@@ -239,36 +246,17 @@ impl RdmaConn {
         else {
             return true;
         };
-        let revocations = self.group.revocations();
-        if bound.to.is_none() || bound.revocations != revocations {
-            bound.to = self.group.rtoken(bound.rtoken, sender.id);
-            bound.revocations = revocations;
+        if in_turn {
+            bound.is_queued = false;
+            bound.is_armed = false;
         }
-        if bound.from.is_none() {
-            bound.from = self.staging.mr(sender.device);
-        }
-        let now = self.group.now();
         let mut last = None;
-        loop {
-            let Some(slot) = sender.try_reserve(self.token, in_turn) else {
-                if sender.is_starved(now) {
-                    self.group.wake();
-                }
-                break;
-            };
-            last = bound.post(slot, now);
-            if last != Some(PostResult::Posted) {
-                break;
-            }
-            if in_turn {
-                if bound.transmit.has_pending_post() {
-                    sender.requeue_connection(self.token);
-                }
-                break;
-            }
+        if !bound.is_queued && bound.transmit.can_post() {
+            last = self.post_all(sender, bound, in_turn);
         }
         self.space.store(bound.transmit.space(), Ordering::Release);
-        if bound.transmit.has_pending_post() {
+        if !bound.is_armed && bound.transmit.has_pending_post() {
+            bound.is_armed = true;
             sender.arm_completions();
         }
         if last == Some(PostResult::Unreachable) {
@@ -281,6 +269,48 @@ impl RdmaConn {
         }
         last != Some(PostResult::Queued)
     }
+
+    /// Posts what can be posted, or one message in a turn. Returns what became of the last post.
+    fn post_all(
+        &self,
+        sender: &LinkSender,
+        bound: &mut BoundSending,
+        in_turn: bool,
+    ) -> Option<PostResult> {
+        let revocations = self.group.revocations();
+        if bound.to.is_none() || bound.revocations != revocations {
+            bound.to = self.group.rtoken(bound.rtoken, sender.id);
+            bound.revocations = revocations;
+        }
+        if bound.from.is_none() {
+            bound.from = self.staging.mr(sender.device);
+        }
+        let now = self.group.now();
+        let mut last = None;
+        while bound.transmit.can_post() {
+            let Some(slot) = sender.try_reserve(self.token, in_turn) else {
+                bound.is_queued = !sender.is_down();
+                if sender.is_starved(now) {
+                    self.group.wake();
+                }
+                break;
+            };
+            last = bound.post(slot, now);
+            if last != Some(PostResult::Posted) {
+                bound.is_queued = last == Some(PostResult::Queued);
+                break;
+            }
+            bound.is_armed = false;
+            if in_turn {
+                if bound.transmit.can_post() {
+                    sender.requeue_connection(self.token);
+                    bound.is_queued = true;
+                }
+                break;
+            }
+        }
+        last
+    }
 }
 
 impl BoundSending {
@@ -292,14 +322,14 @@ impl BoundSending {
             (Some(from), Some(to)) => {
                 let writes = post.spans.map(|span| write(&span, &**from, to));
                 let count = post.writes().count();
-                slot.post(now, &writes[..count], &post.cdc)
+                slot.post(now, &writes[..count], &post.cdc, post.coalesced)
             }
-            _ if post.payload() == 0 => slot.post(now, &[], &post.cdc),
+            _ if post.payload() == 0 => slot.post(now, &[], &post.cdc, post.coalesced),
             // Without an RKEY on this link nothing can be written, but an abort can be sent, behind
             // the delivered data.
             _ if is_abort => {
                 post.cdc.producer = self.delivered;
-                slot.post(now, &[], &post.cdc)
+                slot.post(now, &[], &post.cdc, post.coalesced)
             }
             _ => PostResult::Unreachable,
         };

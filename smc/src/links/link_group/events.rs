@@ -101,6 +101,7 @@ impl RdmaLinkGroup {
     pub(crate) fn handle_link_down(self: &Arc<Self>, link: LinkId, cause: LinkFailure) {
         if let Some(sender) = self.sender(link) {
             sender.set_closed();
+            sender.note_failure(cause);
         }
         self.give_up(link, cause);
         self.handle_stopped(link);

@@ -37,6 +37,7 @@ use crate::proto::links::{
     RmbKey, RtokenId,
 };
 use crate::random;
+use crate::stats::LinkQueueInfo;
 use events::GroupTask;
 
 /// A link group of SMC-R.
@@ -146,11 +147,18 @@ impl RdmaLinkGroup {
     /// For tools.
     pub(crate) fn snapshot(&self) -> RdmaGroupInfo {
         let state = self.state.lock();
+        // The machine has the order.
+        let senders = state
+            .machine
+            .links()
+            .filter_map(|link| state.senders.get(&link.id));
+        let queues = senders.map(|sender| sender.info()).collect();
         RdmaGroupInfo {
             id: self.id,
             role: self.role,
             kind: state.machine.group_type(),
             links: state.machine.links().collect(),
+            queues,
             connections: state.members.len(),
             rtokens: state.machine.rtokens(),
             retiring: state.retiring.len(),
@@ -586,7 +594,7 @@ impl RdmaLinkGroup {
         state.senders.values().map(Arc::downgrade).collect()
     }
 
-    fn sender(&self, link: LinkId) -> Option<Arc<LinkSender>> {
+    pub(crate) fn sender(&self, link: LinkId) -> Option<Arc<LinkSender>> {
         self.state.lock().senders.get(&link).cloned()
     }
 
@@ -621,6 +629,8 @@ pub struct RdmaGroupInfo {
     pub kind: GroupType,
     /// All links, the oldest first.
     pub links: Vec<LinkInfo>,
+    /// The queues of those links that are connected, in the same order.
+    pub queues: Vec<LinkQueueInfo>,
     /// Connections, including set-ups and those whose close is not acknowledged.
     pub connections: usize,
     /// Known RMBs of the peer.

@@ -267,6 +267,7 @@ impl RdmaLinkGroup {
                     &terms,
                     self.now(),
                 ));
+                driver.counters.add_link(&sender);
                 self.state.lock().senders.insert(link, sender);
                 if self.link(link).is_none() {
                     // The link was removed meanwhile, before its sender was in the table.

@@ -57,7 +57,8 @@ pub(crate) enum ReceiverLoad {
     None,
     /// Other work, a millisecond at a time: a task of the executor, or a thread.
     Busy,
-    /// It is stopped for 100 ms (SIGSTOP), and then runs for as long.
+    /// It is stopped for 100 ms (SIGSTOP), and then runs for three times as long: each stop takes
+    /// some of it, for each thread that it wakes up.
     Stopped,
 }
 
@@ -194,16 +195,16 @@ fn start_stops() -> Result<()> {
     child.map(drop).with_context(|| format!("{command:?}"))
 }
 
-/// Stops the parent process for 100 ms and lets it run for 100 ms, until it has ended.
+/// Stops the parent process for 100 ms and lets it run for 300 ms, until it has ended.
 pub(crate) fn stop_parent() -> Result<()> {
     let own_parent = rustix::process::getppid;
     let parent = own_parent().context("no parent")?;
-    for signal in [Signal::STOP, Signal::CONT].iter().cycle() {
+    for (signal, millis) in [(Signal::STOP, 100), (Signal::CONT, 300)].iter().cycle() {
         if own_parent() != Some(parent) {
             break;
         }
         rustix::process::kill_process(parent, *signal).context("the parent")?;
-        std::thread::sleep(Duration::from_millis(100));
+        std::thread::sleep(Duration::from_millis(*millis));
     }
     Ok(())
 }

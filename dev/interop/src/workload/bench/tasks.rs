@@ -88,6 +88,9 @@ async fn client(to: &Server, measures: &[Measure], sync_points: &SyncPoints) -> 
         sync_points.gate(AFTER);
         let values = taken.with_context(|| format!("{measure:?}"))?;
         report.note_values(*measure, values);
+        for device in to.endpoint.stats().devices {
+            eprintln!("{}: {:?}", device.device, device.queues);
+        }
     }
     Ok(report)
 }

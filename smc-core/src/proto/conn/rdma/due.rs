@@ -44,4 +44,5 @@ pub(super) struct Undo {
     pub(super) max_posted: u64,
     pub(super) last_cdc: LastCdc,
     pub(super) due: Due,
+    pub(super) changes: u32,
 }

@@ -14,6 +14,9 @@ pub struct Post {
     pub spans: [PeerWrite; 2],
     /// The message.
     pub cdc: CdcR,
+    /// Changes that it states besides one: each would have been a message of its own, had it been
+    /// posted at once.
+    pub coalesced: u32,
 }
 
 impl Post {

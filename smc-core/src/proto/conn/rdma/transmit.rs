@@ -65,6 +65,8 @@ pub struct Transmit {
     validated: u16,
     last_cdc: LastCdc,
     due: Due,
+    /// Changes since the last post, each of which has to be stated to the peer.
+    changes: u32,
     /// Bytes of the peer's ring that are reserved: none, or one.
     reserved: u32,
     /// The connection has moved, and the peer has freed nothing since.
@@ -125,6 +127,7 @@ impl Transmit {
             validated: 0,
             last_cdc: LastCdc::default(),
             due: Due::default(),
+            changes: 0,
             reserved: 0,
             requests_update: false,
             peer_moved: false,
@@ -178,6 +181,7 @@ impl Transmit {
         }
         let count = count.min(self.space());
         self.prepared = self.prepared.saturating_add(u64::from(count));
+        self.changes = self.changes.saturating_add(1);
         count
     }
 
@@ -201,6 +205,7 @@ impl Transmit {
     pub fn set_consumer(&mut self, cursor: Cursor) {
         self.consumer = cursor;
         self.due.update = !self.aborts;
+        self.changes = self.changes.saturating_add(1);
     }
 
     /// Flags to send in addition to those sent before.
@@ -228,12 +233,23 @@ impl Transmit {
 
     // ---- Posting -------------------------------------------------------------------------------
 
+    /// Whether there is a post now: something is due that waits neither for a completion nor for
+    /// space at the peer.
+    #[must_use]
+    pub fn can_post(&self) -> bool {
+        let is_open = !self.is_aborted && !self.in_flight.is_full();
+        is_open
+            && (self.due.validation
+                || self.pushable() > 0
+                || self.is_cdc_only_due(self.flags_after(self.posted)))
+    }
+
     /// The next post, if there is one. It counts as posted when this returns.
     ///
     /// The writes and the CDC have to be posted together, on the queue pair of the link to which
     /// the connection is bound, in the given order.
     pub fn poll_post(&mut self) -> Option<Post> {
-        if self.is_aborted || self.in_flight.is_full() {
+        if !self.can_post() {
             return None;
         }
         if self.due.validation {
@@ -242,9 +258,6 @@ impl Transmit {
         let count = self.pushable();
         let posted = self.posted.saturating_add(u64::from(count));
         let state = self.flags_after(posted);
-        if count == 0 && !self.is_cdc_only_due(state) {
-            return None;
-        }
         let blocked = match count {
             0 => self.last_cdc.flags.contains(ProducerFlags::WRITER_BLOCKED),
             _ => self.unposted() >= self.usable_space(),
@@ -260,6 +273,7 @@ impl Transmit {
         self.last_cdc.state = state;
         self.last_cdc.sequence = self.last_cdc.sequence.wrapping_add(1);
         self.due = Due::default();
+        let coalesced = std::mem::take(&mut self.changes).saturating_sub(1);
         let cdc = CdcR {
             producer: self.producer(),
             consumer: self.consumer,
@@ -278,7 +292,12 @@ impl Transmit {
             PostKind::Payload(posted_cdc)
         });
         self.undo = Some(Undo { id, ..undo });
-        Some(Post { id, spans, cdc })
+        Some(Post {
+            id,
+            spans,
+            cdc,
+            coalesced,
+        })
     }
 
     /// Cancels the post returned last, for which the device had no space.
@@ -294,6 +313,7 @@ impl Transmit {
         self.max_posted = undo.max_posted.max(self.posted);
         self.last_cdc = undo.last_cdc;
         self.due = self.due.and(undo.due);
+        self.changes = self.changes.max(undo.changes);
         self.discard();
     }
 
@@ -558,6 +578,7 @@ impl Transmit {
             id,
             spans: Default::default(),
             cdc: CdcR::failover(self.validated, self.token),
+            coalesced: 0,
         }
     }
 
@@ -596,6 +617,7 @@ impl Transmit {
             max_posted: self.max_posted,
             last_cdc: self.last_cdc,
             due: self.due,
+            changes: self.changes,
         }
     }
 }

@@ -269,7 +269,7 @@ impl LinkEnd {
                 let left = self.waiting.get_mut(&conn).unwrap();
                 *left -= 1;
                 if *left > 0 {
-                    self.queue.requeue_connection(conn);
+                    self.queue.queue_connection(conn);
                 }
             }
         }

@@ -467,3 +467,23 @@ fn a_killed_connection_sends_nothing() {
     assert_eq!(transmit.handle_completed(post.id), 0);
     assert!(transmit.is_idle() && transmit.is_flushed());
 }
+
+#[test]
+fn a_message_states_how_many_it_replaces() {
+    let mut transmit = transmit(1000, 1000);
+    let first = send(&mut transmit, 10);
+    assert_eq!(first.coalesced, 0);
+    // Corked, with the cursor of the reader.
+    for at in 1..4 {
+        assert_eq!(transmit.stage(10), 10);
+        transmit.set_consumer(cursor(0, at));
+    }
+    let update = only_post(&mut transmit);
+    assert_eq!((update.payload(), update.coalesced), (0, 5), "one of six");
+    transmit.cancel_post();
+    transmit.handle_completed(first.id);
+    let post = only_post(&mut transmit);
+    assert_eq!((post.payload(), post.coalesced), (30, 5), "counted once");
+    transmit.handle_completed(post.id);
+    assert_eq!(send(&mut transmit, 1).coalesced, 0);
+}
