@@ -167,7 +167,7 @@ step_features() {
     done
 }
 
-step all msrv - "the declared Rust version, as far as the installed toolchains can tell"
+step all msrv old-rust? "the declared Rust version: manifests, lints, and a build of the libraries"
 step_msrv() {
     if grep -L '^rust-version' "${MANIFESTS[@]}" | grep .; then
         echo "no rust-version there"
@@ -175,15 +175,35 @@ step_msrv() {
     fi
     # One of the lints there, so that after `clippy` there is nothing to do.
     lint
-    if rustup toolchain list 2>/dev/null | grep -q "^$MSRV"; then
-        CARGO_TARGET_DIR=$TARGET/msrv cargo "+$MSRV" check "${locked[@]}" -q \
-            -p smc-wire -p smc-core -p smc-negotiate-local -p smc-negotiate-syn -p smc-transport-loop -p smc-transport-ism \
-            --all-features
-        CARGO_TARGET_DIR=$TARGET/msrv cargo "+$MSRV" check "${locked[@]}" -q -p smc \
-            --features axum08,hyper-util,tokio-util,smol,ism,syn-option,tracing
-    else
-        echo "skipped: build with Rust $MSRV, no such toolchain here; checked by clippy only"
-    fi
+    # Otherwise it has been said what is missing.
+    [[ -x $TARGET/trixie/usr/bin/cargo ]] || return 0
+    .ci/trixie cargo --version | grep "^cargo $MSRV\."
+    fetch x86_64
+    # Programs and tests may need a newer one, and so does tonic.
+    local libraries=() feature
+    for feature in $(features_of smc/Cargo.toml); do
+        [[ $feature =~ ^(rdma|tonic014)$ ]] || libraries+=(--features "smc/$feature")
+    done
+    quiet 900 .ci/trixie cargo check --locked -q -p smc-wire -p smc-core -p smc-ipc -p smc-netlink \
+        -p smc-negotiate-local -p smc-negotiate-syn -p smc-transport-loop -p smc-transport-ism \
+        -p smc-testkit --features smc-testkit/runtimes -p smc "${libraries[@]}"
+}
+
+step all portability old-rust,targets "wire format and machines on s390x (big-endian), i686 (32 bits) and arm64"
+step_portability() {
+    # Without line numbers it is built faster. Emulation takes its time: few cases of each property, and
+    # no simulations.
+    export CARGO_PROFILE_DEV_DEBUG=false PROPTEST_CASES=16
+    local machine
+    fetch s390x i686 aarch64
+    for machine in i686 s390x; do
+        verdicts 900 .ci/trixie cargo test --locked --target "$machine-unknown-linux-gnu" \
+            -p smc-wire -p smc-core --lib --tests -- --show-output --skip simulation
+    done
+    verdicts 900 .ci/trixie cargo test --locked --target aarch64-unknown-linux-gnu -p smc-wire \
+        --lib --tests -- --show-output
+    # With all libraries but SMC-R on hardware, as the tests of smc-core are built on the other two.
+    quiet 900 .ci/trixie cargo check --locked -q --target aarch64-unknown-linux-gnu -p smc-testkit
 }
 
 step each doc - "documentation, warnings are errors"
@@ -404,6 +424,11 @@ provide() {
 lint() {
     cargo clippy "${locked[@]}" "${ALL[@]}" --all-targets -q -- \
         -D warnings -D clippy::incompatible_msrv
+}
+
+# MACHINE...: downloads what building for them takes, for .ci/trixie, where cargo is offline.
+fetch() {
+    cargo fetch --locked -q $(printf -- '--target=%s-unknown-linux-gnu ' "$@")
 }
 
 # ARGUMENTS...: builds the commands and examples of the project into PROGRAMS.

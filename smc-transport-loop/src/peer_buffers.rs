@@ -243,10 +243,10 @@ impl Tokens {
         table.gone.push_back(token);
         if table.gone.len() > MAX_TOMBSTONES {
             let oldest = table.gone.pop_front();
-            if let Some(Entry::Occupied(entry)) = oldest.map(|token| table.known.entry(token))
-                && matches!(entry.get(), TokenState::PeerGone)
-            {
-                entry.remove();
+            if let Some(Entry::Occupied(entry)) = oldest.map(|token| table.known.entry(token)) {
+                if matches!(entry.get(), TokenState::PeerGone) {
+                    entry.remove();
+                }
             }
         }
         drop(table);

@@ -427,7 +427,7 @@ mod tests {
     #[test]
     fn a_device_without_an_endpoint_has_no_limit() {
         let account = MemoryAccount::default();
-        let before = account.charge(1 << 40).unwrap();
+        let before = account.charge(1 << 30).unwrap();
         let limit = MemoryLimit::new(100);
         account.limit_by(&limit);
         assert!(account.clone().charge(101).is_err());

@@ -253,10 +253,15 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Wraps a new mapping.
+    /// Wraps a new mapping, which is unmapped if pointers cannot reach all of it: with 32 bits the
+    /// kernel maps more than `isize::MAX` bytes.
     fn new(start: *mut c_void, len: usize) -> rustix::io::Result<Self> {
         let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
-        Ok(Self { start, len })
+        let mapping = Self { start, len };
+        if isize::try_from(len).is_err() {
+            return Err(Errno::NOMEM);
+        }
+        Ok(mapping)
     }
 
     /// A new mapping as a region.

@@ -55,7 +55,7 @@ impl Region {
     /// For as long as `owner` lives, `start..start + len` must be valid for reads and writes, must
     /// not be accessed by this process other than through atomics, raw copies or regions, and must
     /// not be able to disappear (a memory file has to be sealed against shrinking first). `start`
-    /// must be aligned to 8.
+    /// must be aligned to 8, and `len` at most `isize::MAX`.
     pub unsafe fn from_raw_parts(
         start: NonNull<u8>,
         len: usize,
@@ -290,7 +290,8 @@ impl Region {
     #[inline]
     pub(super) fn at(&self, at: usize, len: usize) -> Result<NonNull<u8>, OutOfBounds> {
         match at.checked_add(len) {
-            // SAFETY: `at <= self.len`, so the result stays within or one past the allocation.
+            // SAFETY: `at <= self.len <= isize::MAX`, so the result stays within or one past the
+            // allocation.
             Some(end) if end <= self.len => Ok(unsafe { self.start.add(at) }),
             _ => Err(OutOfBounds {
                 at,

@@ -87,7 +87,7 @@ fn non_temporal_writes_wrap_around_in_the_ring() {
 
 #[test]
 fn memory_that_is_not_there_is_an_error_and_pages_are_not_shared() {
-    let error = Region::try_anonymous(isize::MAX as usize).unwrap_err();
+    let error = Region::try_anonymous(isize::MAX as usize + 1).unwrap_err();
     let error = std::io::Error::from(error);
     assert_eq!(error.kind(), std::io::ErrorKind::OutOfMemory);
     let regions = [(); 2].map(|()| Region::try_anonymous(100).unwrap());

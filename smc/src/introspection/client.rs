@@ -281,10 +281,10 @@ pub fn query(
                     {
                         return Err(invalid("a record that was not requested"));
                     }
-                    if let Record::Stats(of) = &record
-                        && !counted.insert(of.endpoint)
-                    {
-                        return Err(invalid("the counters of an endpoint a second time"));
+                    if let Record::Stats(of) = &record {
+                        if !counted.insert(of.endpoint) {
+                            return Err(invalid("the counters of an endpoint a second time"));
+                        }
                     }
                     if !permit(repeated(&record, program)) {
                         return Err(invalid("the answers of this user are too long"));
