@@ -202,8 +202,6 @@ step_portability() {
     done
     verdicts 900 .ci/trixie cargo test --locked --target aarch64-unknown-linux-gnu -p smc-wire \
         --lib --tests -- --show-output
-    # With all libraries but SMC-R on hardware, as the tests of smc-core are built on the other two.
-    quiet 900 .ci/trixie cargo check --locked -q --target aarch64-unknown-linux-gnu -p smc-testkit
 }
 
 step each doc - "documentation, warnings are errors"
