@@ -194,7 +194,7 @@ unpack_trixie() {
     local mirror name native=() foreign=() architectures=(amd64) namespace=(unshare --mount)
     ((EUID == 0)) || namespace+=(--map-root-user)
     mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Label: Debian' 2>/dev/null |
-        head -n 1)
+        head -n 1) || mirror=
     if [[ $(uname -m) != x86_64 || -z $mirror ]] || ! "${namespace[@]}" true 2>/dev/null; then
         echo "missing: an x86-64 machine with Debian's packages, and root or namespaces of users, for packages of trixie"
         return "$MISSING"

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 fn processes_are_killed_and_stopped_and_nothing_is_lost() {
     for transport in ["loop", "loop-unix", "ism"] {
         let output = Command::new(env!("CARGO_BIN_EXE_smc"))
-            .args(["soak", "--epochs", "2", "--epoch", "2", "--measured", "2M"])
+            .args(["soak", "--epochs", "5", "--epoch", "1", "--measured", "2M"])
             .args(["--transport", transport, "--seed", "1"])
             .stderr(Stdio::inherit())
             .output()

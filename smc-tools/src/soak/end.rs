@@ -6,7 +6,7 @@ use std::io::{BufRead as _, Write as _};
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -136,6 +136,10 @@ async fn perform(task: Task) -> Result<()> {
         device,
         transport: task.transport,
         state: Mutex::default(),
+        descriptors: Mutex::new(Descriptors {
+            limits: getrlimit(Resource::RLIMIT_NOFILE)?,
+            limited_until: None,
+        }),
         active: AtomicU64::new(0),
         is_stopping: AtomicBool::new(false),
     });
@@ -154,14 +158,7 @@ async fn perform(task: Task) -> Result<()> {
                 process.start(at, tasks, seed);
             }
             Order::At(at) => process.state().at = at,
-            Order::LimitDescriptors { millis } => {
-                let runtime = task.runtime;
-                runtime.detach(async move {
-                    if let Err(error) = limit_descriptors(runtime, millis).await {
-                        violation(&format!("cannot limit descriptors: {error:#}"));
-                    }
-                });
-            }
+            Order::LimitDescriptors { millis } => process.limit_descriptors(millis)?,
             Order::Quiesce => {
                 process.quiesce().await;
                 let counts = std::mem::take(&mut process.state().counts);
@@ -181,6 +178,7 @@ struct Process {
     device: Arc<dyn Device>,
     transport: Transport,
     state: Mutex<State>,
+    descriptors: Mutex<Descriptors>,
     /// Exchanges under way, and tasks that make them.
     active: AtomicU64,
     is_stopping: AtomicBool,
@@ -193,11 +191,19 @@ struct State {
     at: String,
 }
 
+/// How many descriptors the process may have.
+struct Descriptors {
+    /// The soft and the hard limit that it was started with.
+    limits: (u64, u64),
+    /// Until then there are none to spare.
+    limited_until: Option<Instant>,
+}
+
 /// A listener and its task, which end together.
 type Listening = oneshot::Sender<()>;
 
 impl Process {
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -313,9 +319,49 @@ impl Process {
         }
     }
 
+    /// Leaves a few descriptors for this time.
+    fn limit_descriptors(self: &Arc<Self>, millis: u64) -> Result<()> {
+        let time = Duration::from_millis(millis);
+        let mut descriptors = self.descriptors();
+        let until = descriptors.limited_until.max(Some(Instant::now() + time));
+        descriptors.limited_until = until;
+        let open = fs_err::read_dir("/proc/self/fd")?.count() as u64;
+        let (soft, hard) = descriptors.limits;
+        setrlimit(Resource::RLIMIT_NOFILE, soft.min(open + 4), hard)?;
+        drop(descriptors);
+        let process = Arc::clone(self);
+        self.runtime.detach(async move {
+            process.runtime.sleep(time).await;
+            process.restore_descriptors(Some(Instant::now()));
+        });
+        Ok(())
+    }
+
+    /// Ends the limit, at this time only if it is not to last longer.
+    fn restore_descriptors(&self, at: Option<Instant>) {
+        let mut descriptors = self.descriptors();
+        if at.is_some() && descriptors.limited_until > at {
+            return;
+        }
+        if descriptors.limited_until.take().is_some() {
+            let (soft, hard) = descriptors.limits;
+            if let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, soft, hard) {
+                violation(&format!(
+                    "cannot raise the limit of descriptors again: {error}"
+                ));
+            }
+        }
+    }
+
+    fn descriptors(&self) -> MutexGuard<'_, Descriptors> {
+        let descriptors = self.descriptors.lock();
+        descriptors.unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Waits until nothing is under way.
     async fn quiesce(&self) {
         self.is_stopping.store(true, Ordering::Release);
+        self.restore_descriptors(None);
         let until = Instant::now() + 2 * HANG;
         while self.active.load(Ordering::Acquire) > 0 {
             if Instant::now() > until {
@@ -353,16 +399,6 @@ fn device(task: &Task) -> Result<Arc<dyn Device>> {
             Arc::new(IsmDevice::builder(fabric).build()?)
         }
     })
-}
-
-/// Leaves a few descriptors for this time.
-async fn limit_descriptors(runtime: Runtime, millis: u64) -> Result<()> {
-    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    let open = fs_err::read_dir("/proc/self/fd")?.count() as u64;
-    setrlimit(Resource::RLIMIT_NOFILE, open + 4, hard)?;
-    runtime.sleep(Duration::from_millis(millis)).await;
-    setrlimit(Resource::RLIMIT_NOFILE, soft.max(open + 4), hard)?;
-    Ok(())
 }
 
 /// The orders of the parent, which ends this process by closing standard input.

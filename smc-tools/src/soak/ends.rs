@@ -163,9 +163,10 @@ impl End {
         Ok(())
     }
 
-    /// Has it go on if its time is over.
-    pub(super) fn go_on(&mut self, now: Instant) -> Result<()> {
-        if self.stopped_until.is_some_and(|until| until <= now) {
+    /// Has it go on, at a given time only if it was stopped until then.
+    pub(super) fn go_on(&mut self, now: Option<Instant>) -> Result<()> {
+        let is_over = |until: Instant| now.is_none_or(|now| until <= now);
+        if self.stopped_until.is_some_and(is_over) {
             self.signal(Signal::SIGCONT)?;
             self.stopped_until = None;
         }

@@ -173,7 +173,8 @@ impl<'a> Soak<'a> {
             thread::sleep(Duration::from_millis(5));
             let now = Instant::now();
             for end in self.clients.iter_mut().chain([&mut self.server]) {
-                end.go_on(now)?;
+                end.go_on(Some(now))?;
+                end.take_reports();
             }
             if now >= next_fault && !faults.is_empty() {
                 let fault = faults[self.rng.usize(0..faults.len())];
@@ -236,9 +237,8 @@ impl<'a> Soak<'a> {
 
     /// Ends the exchanges of an epoch, and checks what is left.
     fn settle(&mut self, faults: &[Fault]) -> Result<()> {
-        let long_ago = Instant::now() + Duration::from_secs(3600);
         for end in self.clients.iter_mut().chain([&mut self.server]) {
-            end.go_on(long_ago)?;
+            end.go_on(None)?;
         }
         let is_calm = !faults.iter().any(|fault| fault.ends_connections());
         for end in &mut self.clients {
@@ -291,7 +291,7 @@ impl<'a> Soak<'a> {
         Ok(())
     }
 
-    /// Ends all processes. What they leave in their directory is a violation.
+    /// Ends all processes in order.
     fn finish(self) -> Result<Summary> {
         let mut summary = self.summary;
         let clients = self.clients.into_iter().chain([self.other_client]);
