@@ -178,6 +178,7 @@ fn features_are_printed_in_place_of_the_options() {
    58  05                     rdma_ipv6: no
    58  05                     receive_credits: no
    58  05                     authentication: no
+   58  05                     socket_reuse: no
    59  77                     reserved_4 [reserved, not zero]
    80                     v2_extension
 ";
