@@ -25,16 +25,16 @@ pub struct Stats {
     /// Set-ups that have failed, so that there was no stream, by role: also TCP connections that
     /// were refused.
     pub errors: ByRole,
-    /// Streams on a UNIX socket that has served another one before
-    /// ([`Builder::socket_reuse`](crate::Builder::socket_reuse)).
-    #[cfg_attr(feature = "serde", serde(default))]
-    pub socket_reuses: ByRole,
     /// Looking a destination up by the negotiation, as a client.
     pub look_ups: PhaseStats,
     /// Making the TCP connection and the offer on it, as a client.
     pub tcp_connects: PhaseStats,
     /// The CLC handshake with its work: link group, buffers, links.
     pub handshakes: PhaseStats,
+    /// Streams on a UNIX socket that has served another one before
+    /// ([`Builder::socket_reuse`](crate::Builder::socket_reuse)).
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub socket_reuses: ByRole,
 }
 
 /// The statistics of one device of an endpoint.

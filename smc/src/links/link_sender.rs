@@ -1,5 +1,6 @@
 //! A connected queue pair with the queue of its users.
 
+use std::sync::atomic::AtomicU64 as StdAtomicU64;
 use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Instant;
 
@@ -34,7 +35,7 @@ pub(crate) struct LinkSender {
     /// The peer had no receive buffer in all retries.
     is_rnr_exceeded: AtomicBool,
     /// The most messages of a connection that were held back.
-    held_max: AtomicU64,
+    held_max: StdAtomicU64,
     /// The queue pair sends and receives nothing any more.
     closed: AtomicBool,
     /// The time of the last activity that was reported to the group, in milliseconds since `since`.
@@ -102,7 +103,7 @@ impl LinkSender {
             has_credits: terms.has_credits,
             down: AtomicBool::new(false),
             is_rnr_exceeded: AtomicBool::new(false),
-            held_max: AtomicU64::new(0),
+            held_max: StdAtomicU64::new(0),
             closed: AtomicBool::new(false),
             last_activity: AtomicU64::new(0),
             since: now,
