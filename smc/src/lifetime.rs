@@ -254,6 +254,10 @@ pub(crate) struct Deadline {
 }
 
 impl Deadline {
+    pub(crate) fn time(&self) -> Instant {
+        self.at
+    }
+
     /// Whether it passed more than `by` ago.
     pub(crate) fn is_overdue(&self, by: Duration) -> bool {
         self.deadlines.runtime.now() > self.at + by
