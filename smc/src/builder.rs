@@ -303,11 +303,16 @@ impl Builder {
     /// [options](crate::ConnectOptions::socket) for the socket, and, on a connect with early data,
     /// all.
     ///
+    /// A listener that is later than [`answer_timeout`](Self::answer_timeout) on a socket that is
+    /// used again may accept a stream that its client has given up, which ends at once, without
+    /// data. The client has connected another socket then, and uses none again with this address
+    /// for ten seconds.
+    ///
     /// What the system knows of a client ([`Stream::peer_cred`](crate::Stream::peer_cred)) is of
-    /// the time when the socket was connected, at most two seconds before the stream was
-    /// accepted. A client that has changed its effective user or group since connects another
-    /// socket. What a security module, such as Landlock or SELinux, permits to connect is not asked
-    /// for again.
+    /// the time when the socket was connected. A listener takes further streams on it for two
+    /// seconds after it has accepted the socket, whatever its clients do. A client that has changed
+    /// its effective user or group since connects another socket. What a security module, such as
+    /// Landlock or SELinux, permits to connect is not asked for again.
     #[must_use]
     pub fn socket_reuse(mut self, on: bool) -> Self {
         self.config.vendor_features.set(Features::SOCKET_REUSE, on);
@@ -396,7 +401,7 @@ impl Builder {
     /// answer, and such streams are TCP.
     ///
     /// On a UNIX socket that it uses again ([`socket_reuse`](Self::socket_reuse)) a connect waits
-    /// for the same time, and then connects another one.
+    /// for the same time, and then connects another one; the listener may accept both.
     ///
     /// Handshakes over TCP, as with kernels, have no such limit: the server's messages must not be
     /// taken for data.

@@ -61,25 +61,24 @@ impl Lifetime {
         }
     }
 
-    /// Runs `work` until the end at most.
+    /// Runs `work` until the end at most, and not in a child process of `fork`: what it would take
+    /// there is the parent's.
     ///
     /// # Errors
     ///
-    /// The reason of the end; `work` is not polled again then, and its result is dropped.
+    /// As of [`Lifetime::check`]; `work` is not polled again then, and its result is dropped.
     pub(crate) async fn until_end<T>(&self, work: impl Future<Output = T>) -> Result<T, Error> {
         let mut work = pin!(work);
         let mut ended: Option<EventListener> = None;
         poll_fn(|cx| {
-            if self.end.get().is_none() {
-                if let Poll::Ready(done) = work.as_mut().poll(cx) {
-                    // The end may have come meanwhile.
-                    return Poll::Ready(self.check().map(|()| done));
-                }
-                let ended = ended.get_or_insert_with(|| self.ended.listen());
-                // The end is checked below, because it may have come before the listener was
-                // created.
-                let _woken = Pin::new(ended).poll(cx);
+            self.check()?;
+            if let Poll::Ready(done) = work.as_mut().poll(cx) {
+                // The end may have come meanwhile.
+                return Poll::Ready(self.check().map(|()| done));
             }
+            let ended = ended.get_or_insert_with(|| self.ended.listen());
+            // The end is checked below, because it may have come before the listener was created.
+            let _woken = Pin::new(ended).poll(cx);
             match self.check() {
                 Ok(()) => Poll::Pending,
                 Err(why) => Poll::Ready(Err(why)),
@@ -255,6 +254,10 @@ pub(crate) struct Deadline {
 }
 
 impl Deadline {
+    pub(crate) fn time(&self) -> Instant {
+        self.at
+    }
+
     /// Whether it passed more than `by` ago.
     pub(crate) fn is_overdue(&self, by: Duration) -> bool {
         self.deadlines.runtime.now() > self.at + by
@@ -308,8 +311,11 @@ mod tests {
             process: Pid::from_raw(i32::MAX).unwrap(),
             ..Lifetime::default()
         };
-        let done = block_on(lifetime.until_end(std::future::pending::<()>()));
+        let mut has_begun = false;
+        let work = async { has_begun = true };
+        let done = block_on(lifetime.until_end(work));
         assert!(matches!(done, Err(Error::Misuse(_))), "{done:?}");
+        assert!(!has_begun, "it would have used what is the parent's");
     }
 
     #[test]

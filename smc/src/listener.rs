@@ -25,7 +25,7 @@ use super::negotiate::{Credentials, Negotiated, Published};
 use super::runtime::{Acceptor, Runtime, Socket, SocketHook, Task};
 use super::stream::Stream;
 use super::unix::{
-    KeptSockets, KnownClient, ListeningUnix, NextConnection, is_out_of_descriptors, names,
+    Expiry, KeptSockets, KnownClient, ListeningUnix, NextConnection, is_out_of_descriptors, names,
 };
 use crate::address::Address;
 use crate::config::Policy;
@@ -598,11 +598,29 @@ impl Drop for AcceptTask {
     }
 }
 
+/// What the task that accepts has for the sockets that are kept.
+#[derive(Default)]
+struct KeptReader {
+    expiry: Expiry,
+    /// The connections on them, one after the other.
+    reuses: u32,
+}
+
 /// The task that accepts TCP connections, while the listener exists.
 async fn accept_loop(queue: Arc<Queue>, service: Weak<ListenerService>, runtime: Arc<dyn Runtime>) {
     let mut turns = ReactorTurns::default();
-    let mut reuses = 0;
-    while poll_fn(|cx| queue.poll_capacity(cx)).await.is_some() {
+    let mut kept = KeptReader::default();
+    loop {
+        let capacity = poll_fn(|cx| {
+            let capacity = queue.poll_capacity(cx);
+            if capacity.is_pending() {
+                queue.kept.poll_expiry(cx, &mut kept.expiry);
+            }
+            capacity
+        });
+        if capacity.await.is_none() {
+            return;
+        }
         if let Some(turn) = turns.due(&*runtime) {
             turn.await;
         }
@@ -612,7 +630,7 @@ async fn accept_loop(queue: Arc<Queue>, service: Weak<ListenerService>, runtime:
             match service.upgrade().filter(|_| open) {
                 None => Poll::Ready(None),
                 Some(service) => {
-                    let next = service.poll_next(cx, &queue.kept, &mut reuses);
+                    let next = service.poll_next(cx, &queue.kept, &mut kept);
                     has_waited |= next.is_pending();
                     next.map(|next| Some((service, next)))
                 }
@@ -672,25 +690,28 @@ impl ListenerService {
     }
 
     /// The next connection: one that was accepted, or the next one on a socket that is kept.
-    /// `reuses`: how many of those there were, one after the other.
     fn poll_next(
         &self,
         cx: &mut Context<'_>,
-        kept: &Arc<KeptSockets>,
-        reuses: &mut u32,
+        kept: &KeptSockets,
+        reader: &mut KeptReader,
     ) -> Poll<io::Result<Accepted>> {
         if matches!(self.socket.kind, ListeningKind::Tcp { .. }) {
             return self.socket.poll_accept(cx);
         }
-        *reuses += 1;
-        if *reuses < REUSES_MAX {
-            if let Poll::Ready(next) = kept.poll_next(cx) {
+        reader.reuses += 1;
+        let is_turn = reader.reuses < REUSES_MAX;
+        if is_turn {
+            if let Poll::Ready(next) = kept.poll_next(cx, &mut reader.expiry) {
                 return Poll::Ready(Ok(next.into()));
             }
         }
-        *reuses = 0;
+        reader.reuses = 0;
         match self.socket.poll_accept(cx) {
-            Poll::Pending => kept.poll_next(cx).map(|next| Ok(next.into())),
+            Poll::Pending if !is_turn => {
+                let next = kept.poll_next(cx, &mut reader.expiry);
+                next.map(|next| Ok(next.into()))
+            }
             accepted => accepted,
         }
     }

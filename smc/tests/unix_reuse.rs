@@ -15,7 +15,7 @@ use std::time::Duration;
 use futures_lite::future::{poll_once, zip};
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, geteuid, getpid, pidfd_getfd, pidfd_open};
-use smc::{ConnectOptions, Endpoint, Policy, Stream, UnixListener};
+use smc::{ConnectOptions, Endpoint, ListenOptions, Policy, Stream, UnixListener};
 use smc_core::wire::types::Features;
 use smc_testkit::on::{self, On};
 use smc_testkit::process::is_alone;
@@ -437,11 +437,40 @@ fn a_listener_that_does_not_go_on_is_left_for_another_one_at_the_socket() {
         });
         let server = place.endpoint(On::Smol);
         let other = server.listen_on_unix(bound).unwrap();
-        round(&client, &other, &at).await;
-        assert_eq!(reuses(&client, &server), (1, 0));
+        // And it keeps no socket for a while, as this could be the first one again.
+        for _ in 0..10 {
+            round(&client, &other, &at).await;
+            assert_eq!(reuses(&client, &server), (1, 0));
+        }
         assert_eq!(first.stats().errors.server, 0);
         drop(one);
     });
+}
+
+/// The client's end is held open by a duplicate, as by another implementation that closes none.
+#[test]
+fn a_listener_whose_streams_are_not_accepted_closes_its_sockets() {
+    if !is_alone() {
+        return;
+    }
+    for on in On::ALL {
+        let place = Place::new();
+        on.run(async {
+            let [client, server] = [(); 2].map(|()| place.endpoint(on));
+            let at = place.path();
+            let options = ListenOptions::new().backlog(1);
+            let listener = server.bind_unix_with(&at, &options).unwrap();
+            let streams = connect_pair(&client, &listener, &at).await;
+            let held = sockets(true);
+            assert_eq!(held.len(), 1);
+            // It has no space for others while this one waits.
+            let waiting = client.connect_unix(&at).await.unwrap();
+            close(streams).await;
+            assert_eq!(sockets(false).len(), 2);
+            on::until(|| sockets(false).len() == 1, list_descriptors).await;
+            drop((waiting, held));
+        });
+    }
 }
 
 #[test]

@@ -42,6 +42,21 @@ impl UserQuota {
     /// The share of one user, if this one would have more, or more than the others leave free.
     pub fn take(&'static self, limit: usize, user: u32, count: usize) -> Result<Permit, Limit> {
         let other = (!is_own_user(user)).then_some(user);
+        self.take_for(limit, other, count)
+    }
+
+    /// As [`UserQuota::take`] for another user, or for the own one (`None`): for callers that have
+    /// compared them already.
+    ///
+    /// # Errors
+    ///
+    /// As of [`UserQuota::take`].
+    pub fn take_for(
+        &'static self,
+        limit: usize,
+        other: Option<u32>,
+        count: usize,
+    ) -> Result<Permit, Limit> {
         let taken = self.taken.lock().take(limit, other, count);
         taken.map_err(|share| {
             let name = other.map_or(self.of_own, |_| self.of_another);

@@ -639,10 +639,13 @@ impl Conn {
         // Always the same waker: a socket may wake a replaced one.
         let tcp_waker = || Waker::from(Arc::new(TcpEventWaker(Arc::downgrade(self))));
         let waker = self.tcp_waker.get_or_init(tcp_waker);
-        let ended = self
-            .socket
-            .poll_readable(&mut Context::from_waker(waker))
-            .is_ready();
+        let poll = || {
+            let mut cx = Context::from_waker(waker);
+            self.socket.poll_readable(&mut cx).is_ready()
+        };
+        let Some(ended) = self.reuse.watch(poll) else {
+            return;
+        };
         if ended {
             self.is_tcp_watched.store(false, Ordering::Release);
         }

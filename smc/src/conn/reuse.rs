@@ -4,7 +4,7 @@ use std::net::Shutdown;
 use std::sync::{Arc, Weak};
 
 use super::Conn;
-use crate::mem::sync::{AtomicBool, Ordering};
+use crate::mem::sync::{AtomicBool, AtomicU32, Ordering};
 use crate::mutex::Mutex;
 use crate::runtime::Socket;
 use crate::unix::{ConnectedSocket, IdleSockets, KeptSockets, KnownClient};
@@ -20,6 +20,9 @@ pub(crate) struct SocketReuse {
     is_exposed: AtomicBool,
     /// The flags of this side that close the connection are where the peer sees them.
     is_close_published: AtomicBool,
+    /// How many threads register the connection's waker with the socket, until that is no longer
+    /// the connection's ([`LEFT`]).
+    watches: AtomicU32,
 }
 
 /// Who gets the socket.
@@ -40,7 +43,27 @@ impl SocketReuse {
     pub(super) fn note_close_published(&self) {
         self.is_close_published.store(true, Ordering::Release);
     }
+
+    /// Runs what registers a waker with the socket, which would take the place of that of the next
+    /// user: not once the socket was passed on.
+    pub(super) fn watch<T>(&self, register: impl FnOnce() -> T) -> Option<T> {
+        let before = self.watches.fetch_add(1, Ordering::AcqRel);
+        let registered = (before < LEFT).then(register);
+        self.watches.fetch_sub(1, Ordering::AcqRel);
+        registered
+    }
+
+    /// Ends [`SocketReuse::watch`]. Returns false if that is running.
+    fn leave(&self) -> bool {
+        let none = self
+            .watches
+            .compare_exchange(0, LEFT, Ordering::AcqRel, Ordering::Acquire);
+        none.is_ok()
+    }
 }
+
+/// Of the number of watches: the socket was passed on.
+const LEFT: u32 = 1 << 31;
 
 impl Conn {
     /// Sets who gets the socket, before the application has the stream.
@@ -53,7 +76,7 @@ impl Conn {
     /// Passes the socket on once both ends have closed the connection and this side's flags are
     /// published: a peer that has seen them expects nothing of this connection any more. Otherwise
     /// the socket ends, also where the application has a duplicate: the other end may send the next
-    /// PROPOSAL on it.
+    /// PROPOSAL on it. Flags that the device was busy for are not awaited.
     ///
     /// To be called when the connection was released, and again when the flags are published.
     pub(super) fn pass_socket_on(&self) {
@@ -65,9 +88,12 @@ impl Conn {
         let Some(next) = reuse.next.lock().take() else {
             return;
         };
-        let in_order = self.failure.get().is_none() && self.closing.lock().has_ended_in_order();
+        let in_order = self.failure.get().is_none()
+            && self.closing.lock().has_ended_in_order()
+            && !self.ops().has_pending();
         let is_passed_on = in_order
             && !reuse.is_exposed.load(Ordering::Acquire)
+            && reuse.leave()
             && next.take(Arc::clone(&self.socket));
         if !is_passed_on {
             let _best_effort = self.socket.shutdown(Shutdown::Both);
@@ -87,6 +113,21 @@ impl NextUser {
                 let kept = kept.upgrade();
                 kept.is_some_and(|kept| kept.add(socket, client))
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_that_is_watched_is_not_passed_on_nor_watched_afterwards() {
+        let reuse = SocketReuse::default();
+        assert_eq!(reuse.watch(|| reuse.leave()), Some(false));
+        assert!(reuse.leave());
+        for _ in 0..2 {
+            assert_eq!(reuse.watch(|| ()), None);
         }
     }
 }

@@ -107,6 +107,15 @@ async fn connect_by(
     }
 }
 
+/// Whether a handshake on a UNIX socket has failed for want of an answer in time.
+fn is_late(error: &Error) -> bool {
+    match error {
+        Error::TimedOut(_) => true,
+        Error::Io(error) => error.kind() == io::ErrorKind::TimedOut,
+        _ => false,
+    }
+}
+
 /// There is no listener.
 const REFUSED: io::ErrorKind = io::ErrorKind::ConnectionRefused;
 
@@ -342,8 +351,11 @@ impl ConnectAttempt<'_> {
                             }
                             return Ok(stream);
                         }
-                        // The listener may have closed it, or does not go on. Nothing of the
+                        // The listener does not go on, or may have closed it. Nothing of the
                         // application was sent.
+                        Err(failed) if is_reused && is_late(&failed.error) => {
+                            endpoint.idle_sockets.avoid(to);
+                        }
                         Err(_) if is_reused => endpoint.idle_sockets.forget(to),
                         // This attempt has used the early work: the next one has none.
                         Err(failed) if failed.early_confirm_failed => {

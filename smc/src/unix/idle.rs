@@ -2,36 +2,46 @@
 //!
 //! A listener keeps its end as long as that: [`super::kept`].
 
+use std::future::poll_fn;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Weak};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use atomic_waker::AtomicWaker;
 use hashbrown::HashMap;
 use rustix::fs::{Access, AtFlags, CWD, Mode, accessat, stat};
 use rustix::io::Errno;
 use rustix::process::{getegid, geteuid};
 
-use super::kept::sockets_max;
 use crate::address::UnixAddr;
 use crate::mutex::Mutex;
 use crate::negotiate::Credentials;
+use crate::peer_descriptors::Source;
+use crate::quota::Permit;
 use crate::runtime::{Runtime, Socket};
+use crate::unix::places;
 
 /// The idle sockets of an endpoint, by the address that they are connected to.
 pub(crate) struct IdleSockets {
     runtime: Arc<dyn Runtime>,
     state: Mutex<IdleState>,
-    max: usize,
+    /// That of the task which closes those that are not used in time.
+    task: AtomicWaker,
+    /// Of idle sockets in this process.
+    limit: usize,
 }
 
 #[derive(Default)]
 struct IdleState {
     /// The oldest of an address first.
     sockets: HashMap<UnixAddr, Vec<IdleSocket>>,
-    count: usize,
-    /// A task closes those that are not used in time.
-    has_task: bool,
+    /// Addresses of listeners that have not answered in time on a socket that was used before, and
+    /// until when none is kept for them.
+    avoided: HashMap<UnixAddr, Instant>,
+    /// When the task looks next; `None` without one.
+    next_look: Option<Instant>,
     has_ended: bool,
 }
 
@@ -39,6 +49,7 @@ struct IdleSocket {
     socket: Arc<dyn Socket>,
     connected: ConnectedSocket,
     until: Instant,
+    _place: Permit,
 }
 
 /// What a socket was when it was connected.
@@ -101,44 +112,71 @@ impl IdleSockets {
         Arc::new(Self {
             runtime: Arc::clone(runtime),
             state: Mutex::default(),
-            max: sockets_max(),
+            task: AtomicWaker::new(),
+            limit: places::limit(),
         })
     }
 
-    /// Keeps a socket for a while. Of too many to one address the oldest is closed; of too many to
-    /// others this one is not kept, which returns false.
+    /// Keeps a socket until it has its age, in place of the oldest one to the same address if there
+    /// are too many. Returns false if it is not kept.
     pub(crate) fn add(
         self: &Arc<Self>,
         socket: Arc<dyn Socket>,
         connected: ConnectedSocket,
     ) -> bool {
         let now = self.runtime.now();
-        let until = (now + IDLE_MAX).min(connected.since + AGE_MAX);
-        let mut state = self.state.lock();
-        let is_full = state.count >= self.max;
-        if connected.destination.is_none() || until <= now || state.has_ended {
+        let until = connected.since + AGE_MAX;
+        let Some(destination) = connected.destination.as_ref().filter(|_| now < until) else {
             return false;
-        }
-        if is_full && !state.sockets.contains_key(&connected.to) {
+        };
+        let Some(place) = self.take_place(&connected, destination) else {
+            return false;
+        };
+        let mut state = self.state.lock();
+        let avoided_until = state.avoided.get(&connected.to);
+        if state.has_ended || avoided_until.is_some_and(|until| now < *until) {
             return false;
         }
         let of_address = state.sockets.entry(connected.to.clone()).or_default();
-        let oldest = is_full.then(|| of_address.remove(0));
         of_address.push(IdleSocket {
             socket,
             connected,
             until,
+            _place: place,
         });
-        state.count += usize::from(oldest.is_none());
-        let needs_task = !std::mem::replace(&mut state.has_task, true);
+        let next_look = state.next_look;
+        state.next_look = Some(next_look.map_or(until, |next| next.min(until)));
         drop(state);
-        drop(oldest);
-        if needs_task {
-            let task = ExpiryTask(Arc::downgrade(self));
-            self.runtime
-                .spawn(Box::pin(task.run(Arc::clone(&self.runtime))));
+        match next_look {
+            None => {
+                let task = ExpiryTask(Arc::downgrade(self));
+                self.runtime
+                    .spawn(Box::pin(task.run(Arc::clone(&self.runtime))));
+            }
+            Some(next) if until < next => self.task.wake(),
+            Some(_) => {}
         }
         true
+    }
+
+    fn take_place(&self, connected: &ConnectedSocket, destination: &Destination) -> Option<Permit> {
+        let user = connected.listener.uid;
+        let source = (user != destination.user).then_some(Source::User(user));
+        let take = || places::take(self.limit, source);
+        take().or_else(|| {
+            drop(self.remove_oldest(&connected.to)?);
+            take()
+        })
+    }
+
+    fn remove_oldest(&self, to: &UnixAddr) -> Option<IdleSocket> {
+        let mut state = self.state.lock();
+        let of_address = state.sockets.get_mut(to)?;
+        let oldest = of_address.remove(0);
+        if of_address.is_empty() {
+            state.sockets.remove(to);
+        }
+        Some(oldest)
     }
 
     /// Takes the socket that was used last, if `connect(2)` would lead to the same listener. The
@@ -150,7 +188,6 @@ impl IdleSockets {
         if of_address.is_empty() {
             state.sockets.remove(to);
         }
-        state.count -= 1;
         drop(state);
         let destination = idle.connected.destination.as_ref();
         let leads_there = destination.is_some_and(|it| it.is_still_of(to));
@@ -166,17 +203,26 @@ impl IdleSockets {
     pub(crate) fn forget(&self, to: &UnixAddr) {
         let mut state = self.state.lock();
         let closed = state.sockets.remove(to).unwrap_or_default();
-        state.count -= closed.len();
         drop(state);
         // Without the lock, here and below: a socket may have the waker of a task that owns
         // streams.
         drop(closed);
     }
 
+    /// Closes the sockets of an address, and keeps none for a while: its listener is late, and
+    /// would accept streams that the client has given up.
+    pub(crate) fn avoid(&self, to: &UnixAddr) {
+        let now = self.runtime.now();
+        let mut state = self.state.lock();
+        state.avoided.retain(|_, until| now < *until);
+        state.avoided.insert(to.clone(), now + AVOIDED_TIME);
+        drop(state);
+        self.forget(to);
+    }
+
     /// Closes all, for lack of descriptors. Returns whether there were any.
     pub(crate) fn close_all(&self) -> bool {
         let mut state = self.state.lock();
-        state.count = 0;
         let closed = std::mem::take(&mut state.sockets);
         drop(state);
         !closed.is_empty()
@@ -188,11 +234,16 @@ impl IdleSockets {
         self.close_all();
     }
 
-    /// Closes those that were not used in time. Returns whether others are left.
-    fn expire(&self) -> bool {
+    /// Closes those that were not used in time. Returns when to look next.
+    fn expire(&self) -> Option<Instant> {
         let now = self.runtime.now();
         let mut expired = Vec::new();
         let mut state = self.state.lock();
+        let next = state.next_look?;
+        // A timer that is set stays: the next connection takes its socket out and puts it back.
+        if now < next {
+            return Some(next);
+        }
         state.sockets.retain(|_, sockets| {
             let all = std::mem::take(sockets).into_iter();
             let (left, late): (Vec<_>, Vec<_>) = all.partition(|idle| now < idle.until);
@@ -200,9 +251,9 @@ impl IdleSockets {
             expired.extend(late);
             !sockets.is_empty()
         });
-        state.count -= expired.len();
-        state.has_task = state.count > 0;
-        state.has_task
+        let left = state.sockets.values().flatten();
+        state.next_look = left.map(|idle| idle.until).min();
+        state.next_look
     }
 }
 
@@ -216,16 +267,26 @@ pub(crate) fn is_out_of_descriptors(error: &io::Error) -> bool {
 struct ExpiryTask(Weak<IdleSockets>);
 
 impl ExpiryTask {
-    async fn run(self, runtime: Arc<dyn Runtime>) {
-        loop {
-            runtime.timer(runtime.now() + IDLE_MAX).await;
-            let Some(idle) = self.0.upgrade() else { break };
-            if !idle.expire() {
-                break;
+    async fn run(mut self, runtime: Arc<dyn Runtime>) {
+        let mut timer = None;
+        poll_fn(|cx| {
+            loop {
+                let Some(idle) = self.0.upgrade() else {
+                    return Poll::Ready(());
+                };
+                idle.task.register(cx.waker());
+                let Some(next) = idle.expire() else {
+                    return Poll::Ready(());
+                };
+                let timer = timer.insert(runtime.timer(next));
+                if timer.as_mut().poll(cx).is_pending() {
+                    return Poll::Pending;
+                }
             }
-        }
+        })
+        .await;
         // There is nothing to end.
-        std::mem::forget(self);
+        self.0 = Weak::new();
     }
 }
 
@@ -237,12 +298,12 @@ impl Drop for ExpiryTask {
     }
 }
 
-/// How long a socket is kept without a connection.
-const IDLE_MAX: Duration = Duration::from_secs(1);
-
 /// How long a socket is used: another one passes `accept(2)`, where processes share a listening
 /// socket, and is checked by all that can permit to connect.
 const AGE_MAX: Duration = Duration::from_secs(1);
+
+/// How long no socket is kept for a listener that has not answered in time.
+const AVOIDED_TIME: Duration = Duration::from_secs(10);
 
 /// The network namespace of the thread, in which abstract names are.
 const NAMESPACE: &str = "/proc/thread-self/ns/net";

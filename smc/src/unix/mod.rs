@@ -26,10 +26,14 @@ mod kept;
 mod listener;
 pub(crate) mod names;
 mod peer_cred;
+mod places;
 
 pub(crate) use connect::{Connected, connect};
 pub(crate) use idle::{ConnectedSocket, Destination, IdleSockets, is_out_of_descriptors};
-pub(crate) use kept::{KeptSockets, KnownClient, NextConnection};
+pub(crate) use kept::{Expiry, KeptSockets, KnownClient, NextConnection};
 pub use listener::UnixListener;
 pub(crate) use listener::{ListeningUnix, listen, listen_on};
 pub use peer_cred::PeerCred;
+
+#[cfg(test)]
+mod tests;
