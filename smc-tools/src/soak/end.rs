@@ -93,6 +93,8 @@ pub(super) struct Counts {
     pub(super) reset: u64,
     /// Those whose peer was lost.
     pub(super) lost: u64,
+    /// Those that a server has accepted whose client has not waited for it.
+    pub(super) unused: u64,
     /// Connections that did not come about.
     pub(super) refused: u64,
     /// Of the connections those without SMC.
@@ -106,6 +108,7 @@ impl Counts {
         self.whole += other.whole;
         self.reset += other.reset;
         self.lost += other.lost;
+        self.unused += other.unused;
         self.refused += other.refused;
         self.fallback += other.fallback;
         self.bytes += other.bytes;
@@ -313,6 +316,7 @@ impl Process {
                     Ending::Whole => counts.whole += 1,
                     Ending::Reset => counts.reset += 1,
                     Ending::Lost => counts.lost += 1,
+                    Ending::Unused => counts.unused += 1,
                 }
             }
             Err(why) => violation(&why.to_string()),

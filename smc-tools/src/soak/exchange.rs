@@ -38,6 +38,8 @@ pub(super) enum Ending {
     Reset,
     /// The peer or its process was lost.
     Lost,
+    /// Before the client sent anything: it had no answer in time, and has connected again.
+    Unused,
 }
 
 /// What no fault is a reason for.
@@ -143,15 +145,17 @@ pub(super) async fn answer(runtime: Runtime, stream: Stream) -> Result<(Ending, 
         let is_smc = stream.mode().is_smc();
         let (mut read, write) = stream.into_split();
         let mut header = [0; HEADER];
-        match read.read_exact(&mut header).await {
-            Ok(_) => {
-                let exchange = Exchange::decode(&header);
-                converse(exchange, Side::Server, is_smc, read, write).await
-            }
-            // A client that is ended before it sends: of a process of the system, in order.
-            Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok((Ending::Lost, 0)),
-            Err(error) => lost(&error).map(|ending| (ending, 0)),
+        let mut len = 0;
+        while len < HEADER {
+            len += match read.read(&mut header[len..]).await {
+                Ok(0) if len == 0 => return Ok((Ending::Unused, 0)),
+                Ok(0) => return Ok((Ending::Lost, 0)),
+                Ok(count) => count,
+                Err(error) if len == 0 => return lost(&error).map(|_| (Ending::Unused, 0)),
+                Err(error) => return lost(&error).map(|ending| (ending, 0)),
+            };
         }
+        converse(Exchange::decode(&header), Side::Server, is_smc, read, write).await
     })
     .await
 }

@@ -36,7 +36,7 @@ use crate::{child, endpoint, output, values};
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 A violation is a byte that is wrong or missing, a connection that does not end within a minute, one
-that is lost without a fault that ends connections, what a process has more of when it is idle than
+that is lost without a fault that ends connections, much more of what a process has when it is idle than
 after its first epochs, and throughput that falls below all of the first third of the epochs.
 The exit status is 0 if there was none.")]
 pub(crate) struct Args {

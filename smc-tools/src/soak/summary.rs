@@ -57,11 +57,12 @@ impl Summary {
             ("without faults", &self.others),
         ] {
             line(&format!(
-                "{who}: {} connections whole, {} reset, {} lost with a process, {} refused, \
-                 {} of them without SMC; {} bytes received and right",
+                "{who}: {} connections whole, {} reset, {} lost with a process, {} not used, \
+                 {} refused, {} of them without SMC; {} bytes received and right",
                 counts.whole,
                 counts.reset,
                 counts.lost,
+                counts.unused,
                 counts.refused,
                 counts.fallback,
                 counts.bytes
