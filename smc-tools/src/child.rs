@@ -1,13 +1,33 @@
 //! Further processes of this program, which a command starts, and what they report.
 
-use std::io::{self, BufRead as _, BufReader, Read};
+use std::io::{self, BufRead as _, BufReader, Read, Write as _};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, TrySendError};
 use std::thread;
 
 use anyhow::{Context as _, Result};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tempfile::TempDir;
+
+/// Arguments of a process that a command starts.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// What to do, in JSON
+    task: String,
+}
+
+impl Args {
+    pub(crate) fn task<T: DeserializeOwned>(&self) -> Result<T> {
+        serde_json::from_str(&self.task).context("not a task")
+    }
+}
+
+/// Reports to the parent, as a process that [`start`] has started.
+pub(crate) fn report(what: &impl Serialize) -> Result<()> {
+    let line = serde_json::to_string(what)?;
+    writeln!(io::stdout(), "{line}").context("cannot send to the parent")
+}
 
 /// Starts this program with a subcommand and its task, in JSON. Returns the process, which has a
 /// pipe for standard input, and the lines of its standard output.

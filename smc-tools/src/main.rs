@@ -61,7 +61,7 @@ enum Command {
     BenchAgent(bench::AgentArgs),
     /// One end of a measurement
     #[command(hide = true)]
-    BenchEnd(bench::EndArgs),
+    BenchEnd(child::Args),
     /// Read and write a stream with standard input and output, as netcat does
     Cat(cat::Args),
     /// Connect to a server, and explain why the connection is SMC or TCP
@@ -97,7 +97,7 @@ enum Command {
     Soak(soak::Args),
     /// One process of a soak
     #[command(hide = true)]
-    SoakEnd(soak::EndArgs),
+    SoakEnd(child::Args),
     /// List the SMC sockets of running processes, and why others are TCP
     Ss(processes::SsArgs),
     /// Show what running processes have done: connections, bytes, fallbacks

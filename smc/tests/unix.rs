@@ -625,9 +625,7 @@ fn connections_that_are_closed_on_other_threads_at_any_time_end() {
     for on in On::ALL {
         let place = Place::new();
         on.run(async {
-            let [client, server] = [(); 2].map(|()| place.endpoint(on));
-            let at = place.path();
-            let listener = server.bind_unix(&at).unwrap();
+            let (client, server, at, listener) = place.ends(on);
             for round in 0..60_u64 {
                 let mut ours = Vec::new();
                 for _ in 0..=round % 7 {

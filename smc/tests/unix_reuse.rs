@@ -116,9 +116,7 @@ fn a_thousand_connections_take_no_more_descriptors_than_one() {
     for on in On::ALL {
         let place = Place::new();
         on.run(async {
-            let [client, server] = [(); 2].map(|()| place.endpoint(on));
-            let at = place.path();
-            let listener = server.bind_unix(&at).unwrap();
+            let (client, _server, at, listener) = place.ends(on);
             round(&client, &listener, &at).await;
             let before = open_descriptors_of("socket");
             for _ in 0..1000 {
@@ -142,9 +140,7 @@ fn only_a_connection_that_both_ends_have_closed_in_order_leaves_its_socket() {
     for on in On::ALL {
         let place = Place::new();
         on.run(async {
-            let [client, server] = [(); 2].map(|()| place.endpoint(on));
-            let at = place.path();
-            let listener = server.bind_unix(&at).unwrap();
+            let (client, server, at, listener) = place.ends(on);
             let pair = async || connect_pair(&client, &listener, &at).await;
 
             // The server is slower.
@@ -264,9 +260,7 @@ fn a_client_that_may_no_longer_connect_does_not() {
     let scenario = || {
         let place = Place::new();
         On::TokioAlone.run(async {
-            let [client, server] = [(); 2].map(|()| place.endpoint(On::TokioAlone));
-            let at = place.path();
-            let listener = server.bind_unix(&at).unwrap();
+            let (client, _server, at, listener) = place.ends(On::TokioAlone);
             round(&client, &listener, &at).await;
             fs::set_permissions(&at, Permissions::from_mode(0o000)).unwrap();
             let refused = client.connect_unix(&at).await.unwrap_err();
@@ -287,9 +281,7 @@ fn connects_with_options_of_their_own_use_no_socket_again() {
     for on in On::ALL {
         let place = Place::new();
         on.run(async {
-            let [client, server] = [(); 2].map(|()| place.endpoint(on));
-            let at = place.path();
-            let listener = server.bind_unix(&at).unwrap();
+            let (client, server, at, listener) = place.ends(on);
             for options in [
                 ConnectOptions::new().early_data(*b"request"),
                 ConnectOptions::new().socket(|_| Ok(())),
@@ -385,9 +377,7 @@ fn what_is_sent_on_an_idle_socket_ends_that_socket_alone() {
     for on in On::ALL {
         let begin = async |of_client| {
             let place = Place::new();
-            let [client, server] = [(); 2].map(|()| place.endpoint(on));
-            let at = place.path();
-            let listener = server.bind_unix(&at).unwrap();
+            let (client, server, at, listener) = place.ends(on);
             round(&client, &listener, &at).await;
             let mut peers = sockets(of_client);
             assert_eq!(peers.len(), 1);
@@ -481,9 +471,7 @@ fn the_end_of_an_endpoint_closes_its_sockets() {
     for on in On::ALL {
         let place = Place::new();
         on.run(async {
-            let [client, server] = [(); 2].map(|()| place.endpoint(on));
-            let at = place.path();
-            let listener = server.bind_unix(&at).unwrap();
+            let (client, server, at, listener) = place.ends(on);
             round(&client, &listener, &at).await;
             client.close().await;
             let closed = || sockets(true).is_empty() && sockets(false).is_empty();

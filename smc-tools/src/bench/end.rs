@@ -1,11 +1,10 @@
 //! One of the two processes of a measurement.
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::thread;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use futures::channel::oneshot;
 use futures::future::{Either, select};
 use serde::{Deserialize, Serialize};
@@ -20,14 +19,8 @@ use super::transport::smc::{self, Carried};
 use super::transport::socket::{self, Native, SmolTcp, SmolUnix, TokioTcp, TokioUnix};
 use super::transport::{Accept, Kind};
 use super::workload;
+use crate::child::{self, report};
 use crate::runtime::Runtime;
-
-/// Arguments of a process that `smc bench` starts.
-#[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Args {
-    /// What to do, in JSON
-    task: String,
-}
 
 /// What a process has to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -62,8 +55,8 @@ pub(super) enum Ready {
 }
 
 /// Runs one end.
-pub(crate) fn run(args: &Args) -> Result<bool> {
-    let task = serde_json::from_str(&args.task).context("not a task")?;
+pub(crate) fn run(args: &child::Args) -> Result<bool> {
+    let task = args.task()?;
     perform(task)?;
     Ok(true)
 }
@@ -185,12 +178,6 @@ async fn until_ended<A: Accept>(cell: &Cell, at: A) -> Result<()> {
         Either::Left((failed, _)) => failed,
         Either::Right(_) => Ok(()),
     }
-}
-
-/// Reports to the parent.
-fn report(what: &impl Serialize) -> Result<()> {
-    let line = serde_json::to_string(what)?;
-    writeln!(std::io::stdout(), "{line}").context("cannot send to the parent")
 }
 
 /// The parent holds the other end of standard input; this process ends with it.

@@ -37,7 +37,6 @@ pub(crate) use agent::run as run_agent;
 pub(crate) use args::Args;
 pub(crate) use demo::Args as DemoArgs;
 pub(crate) use demo::run as run_demo;
-pub(crate) use end::Args as EndArgs;
 pub(crate) use end::run as run_end;
 
 use anyhow::Result;

@@ -239,39 +239,19 @@ fn queues(text: &mut String, devices: &[&DeviceStats]) {
     let all = devices.iter().map(|device| &device.queues);
     let sum = |pick: fn(&QueueStats) -> u64| sum_of(all.clone().map(pick));
     let most = |pick: fn(&QueueStats) -> u64| all.clone().map(pick).max().unwrap_or(0);
-    line(text, "  Messages sent", sum(|queues| queues.messages));
-    line(text, "  Messages coalesced", sum(|queues| queues.coalesced));
-    line(text, "  Waiting to send", sum(|queues| queues.waiting));
-    line(
-        text,
-        "  Waiting to send, most",
-        most(|queues| queues.waiting_max),
-    );
-    line(
-        text,
-        "  Held messages, most",
-        most(|queues| queues.held_max),
-    );
-    line(
-        text,
-        "  Credits granted",
-        sum(|queues| queues.credits_granted),
-    );
-    line(
-        text,
-        "  Credits received",
-        sum(|queues| queues.credits_received),
-    );
-    line(
-        text,
-        "  Waits for credits",
-        sum(|queues| queues.credit_waits),
-    );
-    line(
-        text,
-        "  RNR retries exceeded",
-        sum(|queues| queues.rnr_exceeded),
-    );
+    for (name, value) in [
+        ("  Messages sent", sum(|queues| queues.messages)),
+        ("  Messages coalesced", sum(|queues| queues.coalesced)),
+        ("  Waiting to send", sum(|queues| queues.waiting)),
+        ("  Waiting to send, most", most(|queues| queues.waiting_max)),
+        ("  Held messages, most", most(|queues| queues.held_max)),
+        ("  Credits granted", sum(|queues| queues.credits_granted)),
+        ("  Credits received", sum(|queues| queues.credits_received)),
+        ("  Waits for credits", sum(|queues| queues.credit_waits)),
+        ("  RNR retries exceeded", sum(|queues| queues.rnr_exceeded)),
+    ] {
+        line(text, name, value);
+    }
     let devices = devices.iter();
     let sent = devices.clone().filter_map(|it| it.rnr_naks_sent());
     let received = devices.filter_map(|it| it.rnr_naks_received());

@@ -2,7 +2,7 @@
 //!
 //! Its orders are lines of standard input, its events lines of standard output, in JSON.
 
-use std::io::{BufRead as _, Write as _};
+use std::io::BufRead as _;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,14 +24,8 @@ use smc_transport_loop::LoopDevice;
 
 use super::Transport;
 use super::exchange::{self, Ending, Exchange, HANG, Violation};
+use crate::child::{self, report};
 use crate::runtime::Runtime;
-
-/// Arguments of a process that `smc soak` starts.
-#[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Args {
-    /// What to do, in JSON
-    task: String,
-}
 
 /// What a process is.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -116,8 +110,8 @@ impl Counts {
 }
 
 /// Runs a process of the soak.
-pub(crate) fn run(args: &Args) -> Result<bool> {
-    let task: Task = serde_json::from_str(&args.task).context("not a task")?;
+pub(crate) fn run(args: &child::Args) -> Result<bool> {
+    let task: Task = args.task()?;
     task.runtime.block_on(perform(task))?;
     Ok(true)
 }
@@ -279,21 +273,18 @@ impl Process {
 
     async fn exchange(&self, exchange: Exchange) {
         let at = self.state().at.clone();
-        let connecting = or(async { Some(self.connect(&at).await) }, async {
-            self.runtime.sleep(HANG).await;
-            None
-        });
-        match connecting.await {
-            Some(Ok(stream)) => {
+        let connecting = async { Ok(self.connect(&at).await) };
+        match exchange::bounded(self.runtime, connecting).await {
+            Ok(Ok(stream)) => {
                 let is_smc = stream.mode().is_smc();
                 let ended = exchange::request(self.runtime, stream, exchange).await;
                 self.count(is_smc, ended);
             }
-            Some(Err(_error)) => {
+            Ok(Err(_error)) => {
                 self.state().counts.refused += 1;
                 self.runtime.sleep(RETRY).await;
             }
-            None => violation(&format!("connect to {at}: {}", Violation::Hang(HANG))),
+            Err(why) => violation(&format!("connect to {at}: {why}")),
         }
     }
 
@@ -424,11 +415,6 @@ fn orders() -> mpsc::UnboundedReceiver<Result<Order>> {
 fn violation(what: &str) {
     // Without the parent nothing reads it, and this process ends.
     let _gone = report(&Event::Violation(what.to_owned()));
-}
-
-fn report(what: &Event) -> Result<()> {
-    let line = serde_json::to_string(what)?;
-    writeln!(std::io::stdout(), "{line}").context("cannot send to the parent")
 }
 
 /// Pause after a failure, and between looks at what goes on.

@@ -160,7 +160,8 @@ pub(super) async fn answer(runtime: Runtime, stream: Stream) -> Result<(Ending, 
     .await
 }
 
-async fn bounded<T>(
+/// Fails as a hang what does not end in time.
+pub(super) async fn bounded<T>(
     runtime: Runtime,
     work: impl Future<Output = Result<T, Violation>>,
 ) -> Result<T, Violation> {

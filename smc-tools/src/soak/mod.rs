@@ -21,7 +21,6 @@ use anyhow::{Context as _, Result};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use end::Args as EndArgs;
 pub(crate) use end::run as run_end;
 
 use end::{Order, Role, Task};

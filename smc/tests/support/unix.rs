@@ -31,6 +31,14 @@ impl Place {
         self.builder(on).build().unwrap()
     }
 
+    /// A client, a server, and its listener at the path.
+    pub(crate) fn ends(&self, on: On) -> (Endpoint, Endpoint, PathBuf, UnixListener) {
+        let [client, server] = [(); 2].map(|()| self.endpoint(on));
+        let at = self.path();
+        let listener = server.bind_unix(&at).unwrap();
+        (client, server, at, listener)
+    }
+
     pub(crate) fn path(&self) -> PathBuf {
         self.directory.path().join("app.sock")
     }
