@@ -108,6 +108,28 @@ fn connections_one_after_the_other_have_one_socket() {
     }
 }
 
+/// A client that closes after its server signals nothing. Its next PROPOSAL does.
+#[test]
+fn a_server_that_has_closed_first_answers_the_next_proposal_without_a_timer() {
+    let place = Place::new();
+    On::TokioAlone.run(async {
+        let (client, server, at, listener) = place.ends(On::TokioAlone);
+        rounds_until_reuse([&client, &server], &listener, &at).await;
+        tokio::time::pause();
+        for _ in 0..10 {
+            let before = tokio::time::Instant::now();
+            let [mut one, mut other] = connect_pair(&client, &listener, &at).await;
+            // Not later than a timer would: the test has a virtual clock.
+            assert_eq!(before.elapsed(), Duration::ZERO);
+            one.close().await.unwrap();
+            assert_eq!(other.read(&mut [0; 8]).await.unwrap(), 0);
+            drop(other);
+            tokio::task::yield_now().await;
+            drop(one);
+        }
+    });
+}
+
 #[test]
 fn a_thousand_connections_take_no_more_descriptors_than_one() {
     if !is_alone() {

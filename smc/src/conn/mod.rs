@@ -636,9 +636,7 @@ impl Conn {
         if self.is_tcp_watched.swap(true, Ordering::AcqRel) && !self.is_peer_silent() {
             return;
         }
-        // Always the same waker: a socket may wake a replaced one.
-        let tcp_waker = || Waker::from(Arc::new(TcpEventWaker(Arc::downgrade(self))));
-        let waker = self.tcp_waker.get_or_init(tcp_waker);
+        let waker = self.tcp_waker();
         let poll = || {
             let mut cx = Context::from_waker(waker);
             self.socket.poll_readable(&mut cx).is_ready()
@@ -666,6 +664,12 @@ impl Conn {
                 }
             }
         }
+    }
+
+    /// Always the same one: a socket may wake a replaced one.
+    fn tcp_waker(self: &Arc<Self>) -> &Waker {
+        let new = || Waker::from(Arc::new(TcpEventWaker(Arc::downgrade(self))));
+        self.tcp_waker.get_or_init(new)
     }
 
     /// Whether the end of TCP ends the connection.

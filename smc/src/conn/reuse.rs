@@ -2,6 +2,7 @@
 
 use std::net::Shutdown;
 use std::sync::{Arc, Weak};
+use std::task::Context;
 
 use super::Conn;
 use crate::mem::sync::{AtomicBool, AtomicU32, Ordering};
@@ -53,6 +54,11 @@ impl SocketReuse {
         registered
     }
 
+    /// Whether a client can send its next PROPOSAL on the socket.
+    fn awaits_proposal(&self) -> bool {
+        matches!(*self.next.lock(), Some(NextUser::Listener(..)))
+    }
+
     /// Ends [`SocketReuse::watch`]. Returns false if that is running.
     fn leave(&self) -> bool {
         let none = self
@@ -70,6 +76,19 @@ impl Conn {
     pub(crate) fn set_next_user(&self, next: NextUser) {
         if self.reuse.is_agreed.load(Ordering::Relaxed) {
             *self.reuse.next.lock() = Some(next);
+        }
+    }
+
+    /// After the application dropped the stream: has the driver look for the peer's close when the
+    /// next PROPOSAL arrives. A client sends it when it has closed, which signals nothing.
+    pub(crate) fn watch_for_proposal(self: &Arc<Self>) {
+        if !self.reuse.awaits_proposal() || self.driver.is_stopped() {
+            return;
+        }
+        let mut cx = Context::from_waker(self.tcp_waker());
+        let poll = || self.socket.poll_readable(&mut cx).is_ready();
+        if self.reuse.watch(poll) == Some(true) {
+            self.handle_peer_flags();
         }
     }
 

@@ -210,8 +210,9 @@ impl DeviceDriver {
             let (first, arms) = table.add_closed(conn, now, self.close_timeout, linger);
             (table.next_look.is_none_or(|next| first < next), arms)
         };
-        if arms {
-            conn.arm_peer_close();
+        match arms {
+            true => conn.arm_peer_close(),
+            false => conn.watch_for_proposal(),
         }
         if wakes_task {
             self.wake_task();
