@@ -34,8 +34,9 @@ export RUST_BACKTRACE=${RUST_BACKTRACE:-1}
 
 locked=()
 if [[ -n ${CI:-} ]]; then
-    # A fresh clone builds once: incremental state does not pay.
-    export CARGO_INCREMENTAL=0
+    # A fresh clone builds once: incremental state does not pay. Line numbers in backtraces would take
+    # most of the disk.
+    export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=false CARGO_PROFILE_RELEASE_DEBUG=false
     locked=(--locked)
 fi
 
@@ -58,7 +59,7 @@ select_features() {
     ALL=(--workspace)
     [[ ${1:-} == with-rdma ]] || ALL+=(--exclude smc-transport-rdma)
     for manifest in "${MANIFESTS[@]}"; do
-        crate=$(sed -n '0,/^name = "\(.*\)"/s//\1/p' "$manifest")
+        crate=$(name_of "$manifest")
         for feature in $(features_of "$manifest"); do
             case $feature in
             peers) ;;
@@ -202,6 +203,21 @@ step_portability() {
     done
     verdicts 900 .ci/trixie cargo test --locked --target aarch64-unknown-linux-gnu -p smc-wire \
         --lib --tests -- --show-output
+    discard "$TARGET"/trixie "$TARGET"/trixie-target
+}
+
+step all package - "each crate as it would be published: its metadata, and that its dependencies are there before it"
+step_package() {
+    local manifest out excluded=()
+    for manifest in "${MANIFESTS[@]}"; do
+        ! grep -q '^publish = false' "$manifest" || excluded+=(--exclude "$(name_of "$manifest")")
+    done
+    out=$(bounded 300 cargo package --workspace "${excluded[@]}" --no-verify --locked --allow-dirty 2>&1) || {
+        echo "$out"
+        return 1
+    }
+    grep -E '^ +Packag(ing|ed) ' <<<"$out"
+    ! grep -A 3 '^warning' <<<"$out"
 }
 
 step each doc - "documentation, warnings are errors"
@@ -250,6 +266,7 @@ step_loom() {
     CARGO_TARGET_DIR=$TARGET/loom RUSTFLAGS="--cfg smc_loom -D warnings" CARGO_PROFILE_DEV_DEBUG=0 \
         LOOM_MAX_PREEMPTIONS=$LOOM_PREEMPTIONS verdicts 900 cargo test "${locked[@]}" \
         -p smc-core -p smc-transport-loop -p smc-transport-ism --lib models:: -- --show-output
+    discard "$TARGET"/loom
 }
 
 step each model - "stream operations against an oracle, by seed"
@@ -350,6 +367,7 @@ step_release() {
 step all fuzz fuzz "fuzz targets of the wire format and of what peers drive, some seconds each"
 step_fuzz() {
     bounded 1800 dev/fuzz/smoke.sh
+    discard "${CARGO_TARGET_DIR:-dev/fuzz/target}/$(rustc -vV | sed -n "s/^host: //p")"
 }
 
 step all instructions count "instructions of hot calls, counted with valgrind"
@@ -427,6 +445,11 @@ lint() {
 # MACHINE...: downloads what building for them takes, for .ci/trixie, where cargo is offline.
 fetch() {
     cargo fetch --locked -q $(printf -- '--target=%s-unknown-linux-gnu ' "$@")
+}
+
+# FOLDER...: removes what no later step needs, where all is built once.
+discard() {
+    [[ -z ${CI:-} ]] || rm -rf "$@"
 }
 
 # ARGUMENTS...: builds the commands and examples of the project into PROGRAMS.
@@ -584,6 +607,11 @@ spec_headings() {
 # Features that a manifest declares, without `default`.
 features_of() {
     sed -n '/^\[features\]/,/^$/s/^\([a-z0-9-]*\) = .*/\1/p' "$1" | grep -vx default || true
+}
+
+# MANIFEST: the name of its package.
+name_of() {
+    sed -n '0,/^name = "\(.*\)"/s//\1/p' "$1"
 }
 
 # Integration tests in these crates, as arguments of cargo.
