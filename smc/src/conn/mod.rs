@@ -641,7 +641,7 @@ impl Conn {
             let mut cx = Context::from_waker(waker);
             self.socket.poll_readable(&mut cx).is_ready()
         };
-        let Some(ended) = self.reuse.watch(poll) else {
+        let Some(ended) = self.watch_socket(poll) else {
             return;
         };
         if ended {

@@ -47,7 +47,7 @@ impl SocketReuse {
 
     /// Runs what registers a waker with the socket, which would take the place of that of the next
     /// user: not once the socket was passed on.
-    pub(super) fn watch<T>(&self, register: impl FnOnce() -> T) -> Option<T> {
+    fn watch<T>(&self, register: impl FnOnce() -> T) -> Option<T> {
         let before = self.watches.fetch_add(1, Ordering::AcqRel);
         let registered = (before < LEFT).then(register);
         self.watches.fetch_sub(1, Ordering::AcqRel);
@@ -57,6 +57,15 @@ impl SocketReuse {
     /// Whether a client can send its next PROPOSAL on the socket.
     fn awaits_proposal(&self) -> bool {
         matches!(*self.next.lock(), Some(NextUser::Listener(..)))
+    }
+
+    /// Who gets the socket, if it is not taken yet and `is_reusable` or not to be used again. `None`
+    /// also while [`SocketReuse::watch`] is running, after which this is to be called again.
+    fn take_next(&self, is_reusable: bool) -> Option<NextUser> {
+        let mut next = self.next.lock();
+        // Under the lock: one of two threads finds that it was the last.
+        let is_taken = next.is_some() && (!is_reusable || self.leave());
+        is_taken.then(|| next.take()).flatten()
     }
 
     /// Ends [`SocketReuse::watch`]. Returns false if that is running.
@@ -87,9 +96,16 @@ impl Conn {
         }
         let mut cx = Context::from_waker(self.tcp_waker());
         let poll = || self.socket.poll_readable(&mut cx).is_ready();
-        if self.reuse.watch(poll) == Some(true) {
+        if self.watch_socket(poll) == Some(true) {
             self.handle_peer_flags();
         }
+    }
+
+    /// [`SocketReuse::watch`]. Another thread may have ended the connection meanwhile.
+    pub(super) fn watch_socket<T>(&self, register: impl FnOnce() -> T) -> Option<T> {
+        let registered = self.reuse.watch(register);
+        self.pass_socket_on();
+        registered
     }
 
     /// Passes the socket on once both ends have closed the connection and this side's flags are
@@ -97,23 +113,22 @@ impl Conn {
     /// the socket ends, also where the application has a duplicate: the other end may send the next
     /// PROPOSAL on it. Flags that the device was busy for are not awaited.
     ///
-    /// To be called when the connection was released, and again when the flags are published.
+    /// To be called when the connection was released, and again when the flags are published, or a
+    /// watch has ended.
     pub(super) fn pass_socket_on(&self) {
         let reuse = &self.reuse;
         let has_left = self.membership.lock().is_none();
         if !has_left || !reuse.is_close_published.load(Ordering::Acquire) {
             return;
         }
-        let Some(next) = reuse.next.lock().take() else {
+        let is_reusable = self.failure.get().is_none()
+            && self.closing.lock().has_ended_in_order()
+            && !self.ops().has_pending()
+            && !reuse.is_exposed.load(Ordering::Acquire);
+        let Some(next) = reuse.take_next(is_reusable) else {
             return;
         };
-        let in_order = self.failure.get().is_none()
-            && self.closing.lock().has_ended_in_order()
-            && !self.ops().has_pending();
-        let is_passed_on = in_order
-            && !reuse.is_exposed.load(Ordering::Acquire)
-            && reuse.leave()
-            && next.take(Arc::clone(&self.socket));
+        let is_passed_on = is_reusable && next.take(Arc::clone(&self.socket));
         if !is_passed_on {
             let _best_effort = self.socket.shutdown(Shutdown::Both);
         }
@@ -138,13 +153,26 @@ impl NextUser {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
+    use crate::address::UnixAddr;
+    use crate::negotiate::Credentials;
 
     #[test]
-    fn a_socket_that_is_watched_is_not_passed_on_nor_watched_afterwards() {
+    fn a_socket_that_is_watched_is_passed_on_afterwards_and_not_watched_any_more() {
         let reuse = SocketReuse::default();
-        assert_eq!(reuse.watch(|| reuse.leave()), Some(false));
-        assert!(reuse.leave());
+        let client = KnownClient {
+            addr: UnixAddr::unnamed().into(),
+            process: Credentials::own(),
+            source: None,
+            since: Instant::now(),
+        };
+        *reuse.next.lock() = Some(NextUser::Listener(Weak::new(), client));
+        let taken = reuse.watch(|| reuse.take_next(true).is_some());
+        assert_eq!(taken, Some(false));
+        assert!(reuse.take_next(true).is_some());
+        assert!(reuse.take_next(true).is_none());
         for _ in 0..2 {
             assert_eq!(reuse.watch(|| ()), None);
         }
