@@ -59,8 +59,8 @@ impl SocketReuse {
         matches!(*self.next.lock(), Some(NextUser::Listener(..)))
     }
 
-    /// Who gets the socket, if it is not taken yet and `is_reusable` or not to be used again. `None`
-    /// also while [`SocketReuse::watch`] is running, after which this is to be called again.
+    /// Who gets the socket, once: at once if it is not to be used again, otherwise while it is not
+    /// watched. Where this returns `None` because it is, this is to be called again afterwards.
     fn take_next(&self, is_reusable: bool) -> Option<NextUser> {
         let mut next = self.next.lock();
         // Under the lock: one of two threads finds that it was the last.

@@ -209,8 +209,8 @@ impl Lab {
         }
     }
 
-    /// Waits for an event of a run that gives something. Its log is printed, and its end is too
-    /// early; events of others are of no interest.
+    /// Waits for an event of a run that gives something. Its log is printed, its report and its end
+    /// are too early; events of others are of no interest.
     pub(crate) fn wait<T>(
         &mut self,
         run: u32,
@@ -227,6 +227,7 @@ impl Lab {
             }
             match seen.event {
                 Event::Log(words) => println!("{words}"),
+                Event::Report(report) => bail!("reported too early: {report:?}"),
                 Event::Ended(code) => bail!("ended too early: {code:?}"),
                 _ => {}
             }
