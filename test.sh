@@ -269,6 +269,20 @@ step_loom() {
     discard "$TARGET"/loom
 }
 
+step all asan - "memory errors and leaks of what has unsafe code, in unit tests with AddressSanitizer"
+step_asan() {
+    if [[ ! -e $(rustc --print target-libdir)/librustc-stable_rt.asan.a ]]; then
+        echo "skipped: the toolchain has no runtime of AddressSanitizer"
+        return "$SKIPPED"
+    fi
+    # The flag is one of nightly toolchains. Simulations have no unsafe code, and take their time.
+    RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR=$TARGET/asan \
+        CARGO_PROFILE_DEV_DEBUG=line-tables-only verdicts 900 cargo test "${locked[@]}" \
+        --target "$(host)" -p smc-core -p smc-ipc -p smc-transport-loop -p smc-transport-ism --lib \
+        -- --show-output --skip simulation
+    discard "$TARGET"/asan
+}
+
 step each model - "stream operations against an oracle, by seed"
 step_model() {
     SMC_MODEL_SEEDS=$MODEL_SEEDS verdicts 900 cargo test "${locked[@]}" "${PROFILE[@]}" \
@@ -367,7 +381,7 @@ step_release() {
 step all fuzz fuzz "fuzz targets of the wire format and of what peers drive, some seconds each"
 step_fuzz() {
     bounded 1800 dev/fuzz/smoke.sh
-    discard "${CARGO_TARGET_DIR:-dev/fuzz/target}/$(rustc -vV | sed -n "s/^host: //p")"
+    discard "${CARGO_TARGET_DIR:-dev/fuzz/target}/$(host)"
 }
 
 step all instructions count "instructions of hot calls, counted with valgrind"
@@ -607,6 +621,11 @@ spec_headings() {
 # Features that a manifest declares, without `default`.
 features_of() {
     sed -n '/^\[features\]/,/^$/s/^\([a-z0-9-]*\) = .*/\1/p' "$1" | grep -vx default || true
+}
+
+# The target that the toolchain builds for.
+host() {
+    rustc -vV | sed -n 's/^host: //p'
 }
 
 # MANIFEST: the name of its package.

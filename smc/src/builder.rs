@@ -297,11 +297,11 @@ impl Builder {
     /// calls that make and close one. The next connect to the address uses it, if `connect(2)`
     /// would lead to the same listener and be permitted. One second after it was connected a socket
     /// is not used again, so that processes that share a listening socket share the clients, too.
-    /// [`Stats::socket_reuses`](crate::stats::Stats::socket_reuses) counts that. Not used again are
-    /// sockets of plain streams, of streams whose descriptor the application has asked for
-    /// ([`Stream::tcp_fd`](crate::Stream::tcp_fd)), of connects with
-    /// [options](crate::ConnectOptions::socket) for the socket, and, on a connect with early data,
-    /// all.
+    /// [`Stats::socket_reuses`](crate::stats::Stats::socket_reuses) counts that. A socket is not
+    /// used again after a plain stream, after a stream whose descriptor the application has asked
+    /// for ([`Stream::tcp_fd`](crate::Stream::tcp_fd)), and after a connect with
+    /// [options](crate::ConnectOptions::socket) for the socket. A connect with early data makes a
+    /// socket of its own.
     ///
     /// A listener that is later than [`answer_timeout`](Self::answer_timeout) on a socket that is
     /// used again may accept a stream that its client has given up, which ends at once, without

@@ -80,8 +80,10 @@ impl ConnectOptions {
     /// That takes an address that this endpoint has connected to within ten minutes, a link group
     /// that exists, and a listener that allows it ([`ListenOptions::max_early_data`]). SMC-R takes
     /// besides that the group has a [single link](crate::Builder::max_links), and an RMB of this
-    /// side that is announced and free. SMC-D takes a handshake on TCP or on a UNIX socket, where
-    /// the same process listens, and a receive buffer of the server in which the data leaves space.
+    /// side that is announced and free. SMC-D takes a handshake on TCP, which two processes of one
+    /// host do not have at a TCP address unless [`Local`](crate::Local) is left out, or on a UNIX
+    /// socket, where the same process listens, and a receive buffer of the server in which the data
+    /// leaves space. An endpoint's own listener at a TCP address takes none.
     /// In all other cases, also where the stream is TCP, the connect writes them once the
     /// connection exists: do not write them again. The server's application gets them once, as the
     /// first bytes, and [`Stream::early_data_accepted`] says which case it was.

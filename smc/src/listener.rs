@@ -90,8 +90,8 @@ impl ListenOptions {
     }
 
     /// Takes early data of at most this length, such as 4096, from PROPOSALs: the first bytes of
-    /// streams, which clients send with [`ConnectOptions::early_data`]. Longer data comes behind
-    /// the handshake, as all does without this.
+    /// streams, which clients send with [`ConnectOptions::early_data`]. Clients have 16,352 bytes
+    /// at most. Longer data than this comes behind the handshake, as all does without this.
     ///
     /// [`Listener::accept`] returns a stream with early data like any other, and the data is the
     /// first that is read. The client may not have received an answer yet, and may never do so: a

@@ -24,7 +24,7 @@
 //! | `smc_receives_low` | gauge | `device` |
 //! | `smc_hardware_total` | counter | `device`, `counter` (port and name, as `1/rcvd_rnr_err`) |
 //! | `smc_fallbacks_total` | counter | `role`, `reason`, `peer_reason` (codes as smcss shows them) |
-//! | `smc_handshake_errors_total` | counter | `role` |
+//! | `smc_handshake_errors_total`, `smc_socket_reuses_total` | counter | `role` |
 //! | `smc_setups_total`, `smc_setup_microseconds_total` | counter | `phase`: `look_up`, `tcp`, `handshake` |
 //! | `smc_memory_bytes` | gauge | |
 //!
@@ -76,6 +76,10 @@ pub fn record(endpoint: &Endpoint, name: &str) {
     for (role, count) in roles(stats.errors) {
         let labels = [("endpoint", name.to_owned()), ("role", role.to_owned())];
         counter!("smc_handshake_errors_total", &labels).absolute(count);
+    }
+    for (role, count) in roles(stats.socket_reuses) {
+        let labels = [("endpoint", name.to_owned()), ("role", role.to_owned())];
+        counter!("smc_socket_reuses_total", &labels).absolute(count);
     }
     record_phase(name, "look_up", stats.look_ups);
     record_phase(name, "tcp", stats.tcp_connects);
@@ -192,7 +196,7 @@ const SIZES: [&str; SIZE_CLASSES] = [
 ];
 
 /// The counters with their meanings.
-const COUNTERS: [(&str, &str); 21] = [
+const COUNTERS: [(&str, &str); 22] = [
     ("smc_connections_total", "SMC connections"),
     ("smc_bytes_total", "Bytes of applications by SMC"),
     (
@@ -258,6 +262,10 @@ const COUNTERS: [(&str, &str); 21] = [
     (
         "smc_fallbacks_total",
         "Streams that are TCP, by local reason and that of the peer",
+    ),
+    (
+        "smc_socket_reuses_total",
+        "SMC connections whose UNIX socket has served another one before",
     ),
     (
         "smc_handshake_errors_total",

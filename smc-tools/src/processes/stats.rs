@@ -137,6 +137,8 @@ fn text(all: &[Cow<'_, Stats>], debug: bool) -> String {
         sum.server = sum.server.saturating_add(fallback.count.server);
     }
     let errors = |pick: fn(&ByRole) -> u64| sum_of(all.iter().map(|stats| pick(&stats.errors)));
+    let reuses =
+        |pick: fn(&ByRole) -> u64| sum_of(all.iter().map(|stats| pick(&stats.socket_reuses)));
     line(&mut text, "TCP fallbacks (client)", sum.client);
     line(&mut text, "TCP fallbacks (server)", sum.server);
     line(
@@ -148,6 +150,16 @@ fn text(all: &[Cow<'_, Stats>], debug: bool) -> String {
         &mut text,
         "Handshake errors (server)",
         errors(|errors| errors.server),
+    );
+    line(
+        &mut text,
+        "UNIX socket reuses (client)",
+        reuses(|reuses| reuses.client),
+    );
+    line(
+        &mut text,
+        "UNIX socket reuses (server)",
+        reuses(|reuses| reuses.server),
     );
     if debug {
         let mut by_reason = BTreeMap::new();
