@@ -154,8 +154,8 @@ step all features - "every library alone: no features, then each feature by itse
 step_features() {
     local manifest crate feature
     for manifest in "${MANIFESTS[@]}"; do
-        crate=$(basename "$(dirname "$manifest")")
-        grep -q '^publish = false' "$manifest" && continue
+        crate=$(name_of "$manifest")
+        is_published "$manifest" || continue
         [[ $crate != smc-tools && $crate != smc-transport-rdma ]] || continue
         check_features "$crate"
         for feature in $(features_of "$manifest"); do
@@ -209,7 +209,7 @@ step all package - "each crate as it would be published: its metadata, and that 
 step_package() {
     local manifest out excluded=()
     for manifest in "${MANIFESTS[@]}"; do
-        ! grep -q '^publish = false' "$manifest" || excluded+=(--exclude "$(name_of "$manifest")")
+        is_published "$manifest" || excluded+=(--exclude "$(name_of "$manifest")")
     done
     out=$(bounded 300 cargo package --workspace "${excluded[@]}" --no-verify --locked --allow-dirty 2>&1) || {
         echo "$out"
@@ -277,7 +277,7 @@ step_asan() {
     # The flag is one of nightly toolchains. Simulations have no unsafe code, and take their time.
     RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR=$TARGET/asan \
         CARGO_PROFILE_DEV_DEBUG=line-tables-only verdicts 900 cargo test "${locked[@]}" \
-        --target "$(host)" -p smc-core -p smc-ipc -p smc-transport-loop -p smc-transport-ism --lib \
+        --target "$(rustc --print host-tuple)" -p smc-core -p smc-ipc -p smc-transport-loop -p smc-transport-ism --lib \
         -- --show-output --skip simulation
     discard "$TARGET"/asan
 }
@@ -380,7 +380,7 @@ step_release() {
 step all fuzz fuzz "fuzz targets of the wire format and of what peers drive, some seconds each"
 step_fuzz() {
     bounded 1800 dev/fuzz/smoke.sh
-    discard "${CARGO_TARGET_DIR:-dev/fuzz/target}/$(host)"
+    discard "${CARGO_TARGET_DIR:-dev/fuzz/target}/$(rustc --print host-tuple)"
 }
 
 step all instructions count "instructions of hot calls, counted with valgrind"
@@ -632,14 +632,14 @@ features_of() {
     sed -n '/^\[features\]/,/^$/s/^\([a-z0-9-]*\) = .*/\1/p' "$1" | grep -vx default || true
 }
 
-# The target that the toolchain builds for.
-host() {
-    rustc -vV | sed -n 's/^host: //p'
-}
-
 # MANIFEST: the name of its package.
 name_of() {
     sed -n '0,/^name = "\(.*\)"/s//\1/p' "$1"
+}
+
+# MANIFEST: whether its package is for others than this project.
+is_published() {
+    ! grep -q '^publish = false' "$1"
 }
 
 # Integration tests in these crates, as arguments of cargo.

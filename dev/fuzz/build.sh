@@ -3,7 +3,7 @@
 # The instrumentation flags are stable ones; only sanitizers, which these targets without unsafe code
 # can do without, would need a nightly toolchain.
 
-host=$(rustc -vV | sed -n 's/^host: //p')
+host=$(rustc --print host-tuple)
 target_dir=${CARGO_TARGET_DIR:-target}
 binaries=$target_dir/$host/release
 # With --target the flags do not reach build scripts, which could not be linked with them.

@@ -9,7 +9,7 @@
 set -eu
 
 cd "$(dirname "$0")"
-host=$(rustc -vV | sed -n 's/^host: //p')
+host=$(rustc --print host-tuple)
 tools=$(rustc --print sysroot)/lib/rustlib/$host/bin
 target_dir=${CARGO_TARGET_DIR:-$PWD/target}
 profiles=$(mktemp -d)

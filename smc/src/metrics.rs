@@ -73,13 +73,14 @@ pub fn record(endpoint: &Endpoint, name: &str) {
             counter!("smc_fallbacks_total", &labels).absolute(count);
         }
     }
-    for (role, count) in roles(stats.errors) {
-        let labels = [("endpoint", name.to_owned()), ("role", role.to_owned())];
-        counter!("smc_handshake_errors_total", &labels).absolute(count);
-    }
-    for (role, count) in roles(stats.socket_reuses) {
-        let labels = [("endpoint", name.to_owned()), ("role", role.to_owned())];
-        counter!("smc_socket_reuses_total", &labels).absolute(count);
+    for (metric, by_role) in [
+        ("smc_handshake_errors_total", stats.errors),
+        ("smc_socket_reuses_total", stats.socket_reuses),
+    ] {
+        for (role, count) in roles(by_role) {
+            let labels = [("endpoint", name.to_owned()), ("role", role.to_owned())];
+            counter!(metric, &labels).absolute(count);
+        }
     }
     record_phase(name, "look_up", stats.look_ups);
     record_phase(name, "tcp", stats.tcp_connects);

@@ -131,36 +131,12 @@ fn text(all: &[Cow<'_, Stats>], debug: bool) -> String {
         summary(&mut text, name, &devices, debug);
     }
     let fallbacks = all.iter().flat_map(|stats| &stats.fallbacks);
-    let mut sum = ByRole::default();
-    for fallback in fallbacks.clone() {
-        sum.client = sum.client.saturating_add(fallback.count.client);
-        sum.server = sum.server.saturating_add(fallback.count.server);
-    }
-    let errors = |pick: fn(&ByRole) -> u64| sum_of(all.iter().map(|stats| pick(&stats.errors)));
-    let reuses =
-        |pick: fn(&ByRole) -> u64| sum_of(all.iter().map(|stats| pick(&stats.socket_reuses)));
-    line(&mut text, "TCP fallbacks (client)", sum.client);
-    line(&mut text, "TCP fallbacks (server)", sum.server);
-    line(
-        &mut text,
-        "Handshake errors (client)",
-        errors(|errors| errors.client),
-    );
-    line(
-        &mut text,
-        "Handshake errors (server)",
-        errors(|errors| errors.server),
-    );
-    line(
-        &mut text,
-        "UNIX socket reuses (client)",
-        reuses(|reuses| reuses.client),
-    );
-    line(
-        &mut text,
-        "UNIX socket reuses (server)",
-        reuses(|reuses| reuses.server),
-    );
+    let by_role = fallbacks.clone().map(|fallback| fallback.count);
+    both_roles(&mut text, "TCP fallbacks", by_role);
+    let by_role = all.iter().map(|stats| stats.errors);
+    both_roles(&mut text, "Handshake errors", by_role);
+    let by_role = all.iter().map(|stats| stats.socket_reuses);
+    both_roles(&mut text, "UNIX socket reuses", by_role);
     if debug {
         let mut by_reason = BTreeMap::new();
         for fallback in fallbacks {
@@ -318,6 +294,13 @@ fn direction<'a>(
 }
 
 /// A sum of numbers that another process has stated.
+fn both_roles(text: &mut String, name: &str, all: impl Iterator<Item = ByRole> + Clone) {
+    let client = sum_of(all.clone().map(|by_role| by_role.client));
+    let server = sum_of(all.map(|by_role| by_role.server));
+    line(text, &format!("{name} (client)"), client);
+    line(text, &format!("{name} (server)"), server);
+}
+
 fn sum_of(numbers: impl Iterator<Item = u64>) -> u64 {
     numbers.fold(0, u64::saturating_add)
 }
