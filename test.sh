@@ -724,6 +724,7 @@ main() {
         set +e
         (
             set -e
+            trap 'times >"$scratch/times"' EXIT
             provide "${NEEDS[$name]}"
             "step_$name"
         )
@@ -734,7 +735,8 @@ main() {
         "$SKIPPED") skipped+=("$name") ;;
         *) failed+=("$name") ;;
         esac
-        printf -- '--- %s: %s, %d s\n' "$name" "$(verdict_of "$status")" "$((SECONDS - started))"
+        printf -- '--- %s: %s, %d s, %d s of CPU time\n' "$name" "$(verdict_of "$status")" \
+            "$((SECONDS - started))" "$(cpu_seconds)"
         if ((${#failed[@]} > 0)) && ! $keep_going; then
             break
         fi
@@ -755,6 +757,11 @@ verdict_of() {
     "$SKIPPED") echo skipped ;;
     *) echo "FAILED (status $1)" ;;
     esac
+}
+
+# What the processes of the last step took, as `times` shows it in its second line.
+cpu_seconds() {
+    awk 'NR == 2 { split($0, part, /[ms ]+/); print int((part[1] + part[3]) * 60 + part[2] + part[4]) }' "$scratch/times"
 }
 
 tests_ran() {

@@ -307,6 +307,26 @@ const SET_UPS: &[Measure] = &[
         clients: 200,
         each: 2,
     },
+    Measure::Http {
+        clients: 1,
+        each: 50,
+    },
+    Measure::Http {
+        clients: 2,
+        each: 40,
+    },
+    Measure::Http {
+        clients: 5,
+        each: 20,
+    },
+    Measure::Http {
+        clients: 10,
+        each: 15,
+    },
+    Measure::Http {
+        clients: 200,
+        each: 2,
+    },
 ];
 
 const MEASURES: &[Measure] = &[

@@ -12,7 +12,7 @@ use std::fmt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +32,9 @@ pub(crate) enum Measure {
     /// Connections per second that are made, send a request, are answered and closed: so many
     /// clients at a time, so many by each of them.
     Connects { clients: u32, each: u32 },
+    /// Requests of HTTP per second, each on a connection of its own that the server closes behind
+    /// its response (`Connection: close`): so many clients at a time, so many by each of them.
+    Http { clients: u32, each: u32 },
     /// Time from `connect` to the answer to 64 bytes, in round trips of a connection that exists:
     /// the median of so many connections, one after the other.
     SetUp { count: u32 },
@@ -84,6 +87,7 @@ impl Measure {
             Self::RoundTrip { size, .. } => format!("round trip, {size} B, us"),
             Self::Bulk { .. } => "bulk, 64 KiB writes, MB/s".into(),
             Self::Connects { clients, .. } => format!("connects, {clients} at a time, 1/s"),
+            Self::Http { clients, .. } => format!("HTTP, {clients} at a time, 1/s"),
             Self::SetUp { .. } => "set-up to answer, round trips".into(),
             Self::Requests { count } => format!("early data taken, of {count}"),
             Self::Messages {
@@ -111,7 +115,9 @@ impl Measure {
             | Self::Requests { count } => f64::from(count),
             #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
             Self::Bulk { bytes } => bytes as f64 / CHUNK as f64,
-            Self::Connects { clients, each } => f64::from(clients * each),
+            Self::Connects { clients, each } | Self::Http { clients, each } => {
+                f64::from(clients * each)
+            }
             Self::Messages {
                 connections, each, ..
             } => f64::from(connections * each),
@@ -125,7 +131,9 @@ impl Measure {
             Self::RoundTrip { count, .. } => seconds * 1e6 / f64::from(count),
             #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
             Self::Bulk { bytes } => bytes as f64 / 1e6 / seconds,
-            Self::Connects { .. } | Self::Messages { .. } => self.times() / seconds,
+            Self::Connects { .. } | Self::Http { .. } | Self::Messages { .. } => {
+                self.times() / seconds
+            }
             // Not times.
             Self::SetUp { .. } | Self::Requests { .. } => seconds,
         }
@@ -247,6 +255,30 @@ impl RequestSizes {
     }
 }
 
+/// Whether these are the first bytes of [`HTTP_REQUEST`], and not [`RequestSizes`].
+fn is_http(first: [u8; SIZES_LEN]) -> bool {
+    HTTP_REQUEST.starts_with(&first)
+}
+
+/// The response to [`HTTP_REQUEST`], with as many bytes as the answers of other connections.
+fn http_response() -> Vec<u8> {
+    let len = MESSAGE.answer;
+    let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {len}\r\nConnection: close\r\n\r\n");
+    let mut response = head.into_bytes();
+    response.resize(response.len() + part(CHUNK, len), b'.');
+    response
+}
+
+/// What a client has read until the end.
+fn expect_http_response(read: &[u8]) -> Result<()> {
+    ensure!(
+        read == http_response(),
+        "a response of {} bytes",
+        read.len()
+    );
+    Ok(())
+}
+
 /// What a thread or task reads or writes at a time.
 fn part(buf_len: usize, left: u64) -> usize {
     usize::try_from(left).map_or(buf_len, |left| left.min(buf_len))
@@ -259,6 +291,9 @@ pub(crate) const AFTER: &str = "after";
 const SIZES_LEN: usize = 16;
 
 const CHUNK: usize = 64 * 1024;
+
+/// What the client of [`Measure::Http`] sends.
+const HTTP_REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n";
 
 /// Bytes in each of many messages.
 pub(crate) const MESSAGE_LEN: usize = 100;

@@ -12,8 +12,9 @@ use super::super::Report;
 use super::super::connection::{Connection, Listener};
 use super::super::run::{Maker, SyncPoints};
 use super::{
-    AFTER, BEFORE, CHUNK, MESSAGE, MESSAGE_LEN, Measure, ROUND_TRIPS, ReceiverLoad, RequestSizes,
-    SHORT, SIZES_LEN, first_write, in_round_trips, one_way, part, receiver_load, start_stops, work,
+    AFTER, BEFORE, CHUNK, HTTP_REQUEST, MESSAGE, MESSAGE_LEN, Measure, ROUND_TRIPS, ReceiverLoad,
+    RequestSizes, SHORT, SIZES_LEN, expect_http_response, first_write, http_response,
+    in_round_trips, is_http, one_way, part, receiver_load, start_stops, work,
 };
 
 /// The connecting end: takes all measures, one after the other.
@@ -65,18 +66,12 @@ fn take(measure: Measure, maker: &Maker, to: SocketAddr) -> Result<Vec<f64>> {
         }
         Measure::Connects { clients, each } => {
             let started = Instant::now();
-            thread::scope(|scope| {
-                let clients: Vec<_> = (0..clients)
-                    .map(|_| {
-                        scope.spawn(|| {
-                            (0..each).try_for_each(|_| Caller::new(maker, to, MESSAGE)?.call())
-                        })
-                    })
-                    .collect();
-                clients
-                    .into_iter()
-                    .try_for_each(|client| client.join().unwrap_or_else(|_| bail!("panicked")))
-            })?;
+            at_a_time(clients, each, || Caller::new(maker, to, MESSAGE)?.call())?;
+            started
+        }
+        Measure::Http { clients, each } => {
+            let started = Instant::now();
+            at_a_time(clients, each, || request_http(maker, to))?;
             started
         }
         Measure::SetUp { count } => {
@@ -102,6 +97,19 @@ fn take(measure: Measure, maker: &Maker, to: SocketAddr) -> Result<Vec<f64>> {
         } => return messages(measure, maker, to, connections, each),
     };
     Ok(vec![measure.value(started.elapsed())])
+}
+
+/// Does it so many times by each of so many threads.
+fn at_a_time(clients: u32, each: u32, once: impl Fn() -> Result<()> + Sync) -> Result<()> {
+    let once = &once;
+    thread::scope(|scope| {
+        let clients: Vec<_> = (0..clients)
+            .map(|_| scope.spawn(move || (0..each).try_for_each(|_| once())))
+            .collect();
+        clients
+            .into_iter()
+            .try_for_each(|client| client.join().unwrap_or_else(|_| bail!("panicked")))
+    })
 }
 
 /// [`Measure::Messages`]
@@ -178,12 +186,38 @@ fn answer(conn: &dyn Connection) -> io::Result<()> {
     while at < head.len() {
         at += some(conn.read(&mut head[at..])?)?;
     }
+    if is_http(head) {
+        return answer_http(conn);
+    }
     let sizes = RequestSizes::from_bytes(head);
     let mut buf = vec![0; CHUNK];
     loop {
         read_many(conn, &mut buf, sizes.request)?;
         write_many(conn, &buf, sizes.answer)?;
     }
+}
+
+/// Reads the rest of a request, and closes the connection behind its response.
+fn answer_http(conn: &dyn Connection) -> io::Result<()> {
+    let mut rest = [0; HTTP_REQUEST.len() - SIZES_LEN];
+    let len = rest.len() as u64;
+    read_many(conn, &mut rest, len)?;
+    let response = http_response();
+    write_many(conn, &response, response.len() as u64)
+}
+
+/// One request on a connection of its own.
+fn request_http(maker: &Maker, to: SocketAddr) -> Result<()> {
+    let conn = maker.connect(to).context("connect")?;
+    write_many(&*conn, HTTP_REQUEST, HTTP_REQUEST.len() as u64)?;
+    let (mut buf, mut len) = (vec![0; CHUNK], 0);
+    loop {
+        match conn.read(&mut buf[len..])? {
+            0 => break,
+            more => len += more,
+        }
+    }
+    expect_http_response(&buf[..len])
 }
 
 /// A connection to [`answer`].

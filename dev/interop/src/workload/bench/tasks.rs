@@ -14,8 +14,9 @@ use tokio::task::JoinSet;
 use super::super::run::SyncPoints;
 use super::super::{Report, ours};
 use super::{
-    AFTER, BEFORE, CHUNK, MESSAGE, MESSAGE_LEN, Measure, ROUND_TRIPS, ReceiverLoad, RequestSizes,
-    SHORT, SIZES_LEN, first_write, in_round_trips, one_way, part, receiver_load, start_stops, work,
+    AFTER, BEFORE, CHUNK, HTTP_REQUEST, MESSAGE, MESSAGE_LEN, Measure, ROUND_TRIPS, ReceiverLoad,
+    RequestSizes, SHORT, SIZES_LEN, expect_http_response, first_write, http_response,
+    in_round_trips, is_http, one_way, part, receiver_load, start_stops, work,
 };
 use crate::protocol::{End, Job, OurFeatures};
 
@@ -120,14 +121,19 @@ async fn take(measure: Measure, to: &Server) -> Result<Vec<f64>> {
             caller.call().await?;
             started
         }
-        Measure::Connects { clients, each } => {
+        Measure::Connects { clients, each } | Measure::Http { clients, each } => {
+            let is_http = matches!(measure, Measure::Http { .. });
             let started = Instant::now();
             let mut running = JoinSet::new();
             for _ in 0..clients {
                 let to = to.clone();
                 running.spawn(async move {
                     for _ in 0..each {
-                        Caller::new(&to, MESSAGE).await?.call().await?;
+                        if is_http {
+                            request_http(&to).await?;
+                        } else {
+                            Caller::new(&to, MESSAGE).await?.call().await?;
+                        }
                     }
                     anyhow::Ok(())
                 });
@@ -226,12 +232,38 @@ async fn server(listener: &smc::Listener) -> Result<Report> {
 async fn answer(mut stream: Stream) -> io::Result<()> {
     let mut head = [0; SIZES_LEN];
     stream.read_exact(&mut head).await?;
+    if is_http(head) {
+        return answer_http(stream).await;
+    }
     let sizes = RequestSizes::from_bytes(head);
     let mut buf = vec![0; CHUNK];
     loop {
         read_many(&mut stream, &mut buf, sizes.request).await?;
         write_many(&mut stream, &buf, sizes.answer).await?;
     }
+}
+
+/// Reads the rest of a request, and closes the connection behind its response.
+async fn answer_http(mut stream: Stream) -> io::Result<()> {
+    let mut rest = [0; HTTP_REQUEST.len() - SIZES_LEN];
+    stream.read_exact(&mut rest).await?;
+    stream.write_all(&http_response()).await
+}
+
+/// One request on a connection of its own, with the PROPOSAL if the server takes it there.
+async fn request_http(to: &Server) -> Result<()> {
+    let mut options = ConnectOptions::new();
+    if to.takes_early_data {
+        options = options.early_data(HTTP_REQUEST);
+    }
+    let connected = to.endpoint.connect_with(to.at, &options).await;
+    let mut stream = connected.context("connect")?;
+    if !to.takes_early_data {
+        stream.write_all(HTTP_REQUEST).await?;
+    }
+    let mut response = Vec::with_capacity(CHUNK);
+    stream.read_to_end(&mut response).await?;
+    expect_http_response(&response)
 }
 
 /// A connection to [`answer`].
