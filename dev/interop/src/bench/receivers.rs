@@ -150,16 +150,17 @@ fn measures() -> Vec<Measure> {
         ReceiverLoad::Busy,
         ReceiverLoad::Stopped,
     ];
-    let numbers = [(1, 10_000), (32, 2000), (254, 1000)];
     let each = |receiver| {
-        // Threads of a process that is stopped and runs in turn take many times as long.
-        let divisor = match receiver {
-            ReceiverLoad::Stopped => 16,
-            ReceiverLoad::None | ReceiverLoad::Busy => 1,
+        let numbers = match receiver {
+            // With 254 there are more than a hundred round trips: the first one waits for the
+            // first turn of all connections.
+            ReceiverLoad::None | ReceiverLoad::Busy => [(1, 10_000), (32, 2000), (254, 4000)],
+            // Threads of a process that is stopped and runs in turn take many times as long.
+            ReceiverLoad::Stopped => [(1, 625), (32, 125), (254, 62)],
         };
         numbers.map(|(connections, each)| Measure::Messages {
             connections,
-            each: each / divisor,
+            each,
             receiver,
         })
     };

@@ -222,8 +222,12 @@ async fn server(listener: &smc::Listener) -> Result<Report> {
     loop {
         let (stream, _) = listener.accept().await.context("accept")?;
         tokio::spawn(async move {
-            // The client reports what is wrong.
-            let _ = answer(stream).await;
+            match answer(stream).await {
+                // The client has closed the connection.
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {}
+                Err(error) => eprintln!("server: {error}"),
+                Ok(()) => {}
+            }
         });
     }
 }
