@@ -339,9 +339,15 @@ impl Builder {
     ///   [early data](crate::ConnectOptions::early_data) are not affected. Clients without SMC that
     ///   send data in their SYN can have it delivered twice, as at any listener with Fast Open.
     /// - A listener without SMC that has taken over the address of one with SMC within ten minutes
-    ///   gets one PROPOSAL as data. The client sees that the SYN-ACK has no SMC option when that
-    ///   listener answers, resets the connection and connects anew. With
+    ///   gets one PROPOSAL as data, which its application may read before the connection is reset.
+    ///   The client sees that the SYN-ACK has no SMC option when that listener answers, resets the
+    ///   connection and connects anew; with early data in the PROPOSAL the connect fails. With
     ///   [`Assume`](crate::negotiate::Assume) it cannot see it, as without this setting.
+    /// - Where the network removes the SMC option of the SYN but not its data, a listener with this
+    ///   setting resets the connection, and the client connects anew. A listener that answers with
+    ///   SYN cookies, since it has too many connections, has forgotten the option as well; the data
+    ///   then comes behind TCP's handshake, and its application may read the PROPOSAL before the
+    ///   client resets the connection.
     #[must_use]
     pub fn fast_open(mut self, on: bool) -> Self {
         self.config.fast_open = on;

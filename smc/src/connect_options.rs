@@ -93,15 +93,16 @@ impl ConnectOptions {
     /// connection that is lost. So this is for requests that may be repeated.
     ///
     /// The server takes each PROPOSAL once, and over SMC-R the data only as the client has sent it:
-    /// packets that the network delivers twice, and a process that repeats them, have nothing
-    /// delivered twice; over SMC-D, if its copy does not arrive first. Who can intercept the TCP
-    /// connection can read the data, and have it delivered twice, by a DECLINE in place of the
+    /// packets that the network delivers twice have nothing delivered twice, nor has a process that
+    /// repeats them, if its copy does not arrive first. Who can intercept the TCP connection can
+    /// read the data, and have it delivered twice, by such a copy, or by a DECLINE in place of the
     /// server's answer, as who intercepts a TCP connection always can; over SMC-D, which
     /// authenticates nothing, it can change the data as well. So data that only the fabric may
     /// carry is not for this.
     /// With [`Builder::fast_open`](crate::Builder::fast_open) a listener without SMC that has taken
     /// over the address may get the PROPOSAL, with these bytes in it, on a connection that is then
-    /// reset.
+    /// reset. The connect fails then: the client cannot tell that listener from one whose SMC option
+    /// was lost on the way, and which has taken the data.
     ///
     /// [`ListenOptions::max_early_data`]: crate::ListenOptions::max_early_data
     /// [`Stream::early_data_accepted`]: crate::Stream::early_data_accepted

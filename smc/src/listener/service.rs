@@ -5,8 +5,10 @@ use std::io;
 use std::net::Ipv4Addr;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Weak};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
+
+use smc_wire::clc::{ClcType, HEADER_LEN, Header};
 
 use super::admission::{AdmissionControl, AdmissionPermit};
 use super::queue::Queue;
@@ -204,6 +206,24 @@ impl ListenerService {
         FallbackCause::Full(Limit::new("limit of handshakes that wait", limit))
     }
 
+    /// Whether a plain client of a listener with fast open has sent a PROPOSAL in its SYN: the SMC
+    /// option of that was lost on the way.
+    fn begins_with_proposal(&self, accepted: &Accepted) -> bool {
+        let is_tcp = matches!(self.socket.kind, ListeningKind::Tcp { .. });
+        if !self.endpoint.config.fast_open || !is_tcp {
+            return false;
+        }
+        let mut first = [0; HEADER_LEN];
+        // What comes later waits for nothing here: a server may have to write first.
+        let mut cx = Context::from_waker(Waker::noop());
+        match accepted.socket.poll_peek(&mut cx, &mut first) {
+            Poll::Ready(Ok(len)) if len == first.len() => {
+                Header::parse(&first).is_ok_and(|header| header.kind == ClcType::Proposal)
+            }
+            _ => false,
+        }
+    }
+
     /// Starts the set-up of a connection. Returns the rest of it, if any, as a task.
     fn start_setup(&self, queue: &Arc<Queue>, accepted: Accepted) -> Option<Task> {
         let span = span!("smc.accept", peer = accepted.peer);
@@ -229,6 +249,16 @@ impl ListenerService {
                 }
             },
         };
+        if matches!(verdict, Negotiated::Plain(_)) && self.begins_with_proposal(&accepted) {
+            // Its application is not to get what was meant for SMC.
+            let _best_effort = accepted.socket.set_linger(Some(Duration::ZERO));
+            self.endpoint.setups.add_error(Role::Server);
+            let why = "a PROPOSAL in a SYN without the SMC option";
+            let why = io::Error::new(io::ErrorKind::ConnectionAborted, why).into();
+            let client = Destination::client(&accepted.peer);
+            self.endpoint.warned.failed("accept", client, &why);
+            return None;
+        }
         let Accepted {
             socket,
             peer,
