@@ -101,8 +101,8 @@ impl ConnectOptions {
     /// carry is not for this.
     /// With [`Builder::fast_open`](crate::Builder::fast_open) a listener without SMC that has taken
     /// over the address may get the PROPOSAL, with these bytes in it, on a connection that is then
-    /// reset. The connect fails then: the client cannot tell that listener from one whose SMC option
-    /// was lost on the way, and which has taken the data.
+    /// reset. The connect fails then: the client cannot tell that listener from one whose SMC
+    /// option was lost on the way, and which has taken the data.
     ///
     /// [`ListenOptions::max_early_data`]: crate::ListenOptions::max_early_data
     /// [`Stream::early_data_accepted`]: crate::Stream::early_data_accepted

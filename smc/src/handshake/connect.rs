@@ -597,8 +597,8 @@ impl ConnectAttempt<'_> {
         result.map_err(|error| {
             let has_confirm = confirm.is_some();
             let (early_confirm_failed, has_sent_data) = match (state, &error) {
-                // The server may have delivered it: a further attempt could deliver it again. So may
-                // one that seems to be without SMC: its option may have been lost on the way.
+                // The server may have delivered it: a further attempt could deliver it again. So
+                // may one that seems to be without SMC: its option may have been lost on the way.
                 _ if has_sent_data => (false, true),
                 (OfferState::Plain, _) => (true, false),
                 // There is no listener.

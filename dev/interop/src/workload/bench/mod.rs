@@ -40,7 +40,7 @@ pub(crate) enum Measure {
     SetUp { count: u32 },
     /// How many of so many connections, one after the other, have sent their request with the
     /// connect, and the server has taken it from there. Each is answered once, or its connect
-    /// fails, and is repeated once.
+    /// fails, as may two of them, and none comes to the server twice.
     Requests { count: u32 },
     /// Messages of [`MESSAGE_LEN`] bytes in one direction, each written by itself, `each` on each
     /// of so many connections at once, until the peer has all; another connection has one round

@@ -1,9 +1,10 @@
 //! Measures with the userspace stack: tasks on one thread, which its devices share.
 
+use std::collections::HashSet;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -160,29 +161,86 @@ async fn take(measure: Measure, to: &Server) -> Result<Vec<f64>> {
             }
             return Ok(vec![in_round_trips(set_ups, round_trips)]);
         }
-        Measure::Requests { count } => {
-            let mut taken = 0;
-            for number in 0..count {
-                let mut caller = match Caller::new(to, SHORT).await {
-                    Err(error) => {
-                        eprintln!("connect {number} is repeated: {error:#}");
-                        Caller::new(to, SHORT).await?
-                    }
-                    connected => connected?,
-                };
-                caller.call().await?;
-                caller.expect_no_more().await?;
-                taken += u32::from(caller.stream.early_data_accepted());
-                drop(caller);
-                tokio::time::sleep(PAUSE).await;
-            }
-            return Ok(vec![f64::from(taken)]);
-        }
+        Measure::Requests { count } => return Ok(vec![requests(to, count).await?]),
         Measure::Messages {
             connections, each, ..
         } => return messages(measure, to, connections, each).await,
     };
     Ok(vec![measure.value(started.elapsed())])
+}
+
+/// [`Measure::Requests`]
+async fn requests(to: &Server, count: u32) -> Result<f64> {
+    let (mut taken, mut failed) = (0, 0);
+    let mut numbers = 1..;
+    let mut next = || numbers.next().unwrap_or_default();
+    for _ in 0..count {
+        let mut caller = loop {
+            let number = next();
+            match Caller::numbered(to, number).await {
+                Ok(caller) => break caller,
+                // The server may have it: the next one has a number of its own.
+                Err(error) => {
+                    eprintln!("request {number}: {error:#}");
+                    failed += 1;
+                    ensure!(failed <= FAILED_MAX, "{failed} connects have failed");
+                }
+            }
+        };
+        caller.call().await?;
+        caller.expect_no_more().await?;
+        taken += u32::from(caller.stream.early_data_accepted());
+        drop(caller);
+        tokio::time::sleep(PAUSE).await;
+    }
+    let mut last = Caller::numbered(to, next()).await?;
+    last.call().await?;
+    let doubled = Numbered::of(&last.buf).doubled;
+    ensure!(doubled == 0, "the server has got {doubled} requests twice");
+    Ok(f64::from(taken))
+}
+
+/// The beginning of a request that a server counts, and of its answer. Another server repeats the
+/// request.
+struct Numbered {
+    /// Zero for requests that are not counted.
+    number: u64,
+    /// How many requests have come twice so far.
+    doubled: u64,
+}
+
+impl Numbered {
+    fn of(bytes: &[u8]) -> Self {
+        let word = |at| bytes.get(at..at + 8).and_then(|word| word.try_into().ok());
+        let [number, doubled] = [0, 8].map(|at| word(at).map_or(0, u64::from_le_bytes));
+        Self { number, doubled }
+    }
+
+    fn put(&self, bytes: &mut [u8]) {
+        let words = [self.number, self.doubled].map(u64::to_le_bytes);
+        for (to, from) in bytes.chunks_exact_mut(8).zip(words) {
+            to.copy_from_slice(&from);
+        }
+    }
+}
+
+/// What a server has got.
+#[derive(Default)]
+struct Requests {
+    numbers: HashSet<u64>,
+    doubled: u64,
+}
+
+impl Requests {
+    /// Makes the answer to a request, in its place.
+    fn answer(&mut self, request: &mut [u8]) {
+        let Numbered { number, .. } = Numbered::of(request);
+        if number > 0 {
+            self.doubled += u64::from(!self.numbers.insert(number));
+            let doubled = self.doubled;
+            Numbered { number, doubled }.put(request);
+        }
+    }
 }
 
 /// [`Measure::Messages`]
@@ -219,10 +277,12 @@ async fn messages(measure: Measure, to: &Server, connections: u32, each: u32) ->
 
 /// The listening end: answers all connections.
 async fn server(listener: &smc::Listener) -> Result<Report> {
+    let requests = Arc::new(Mutex::new(Requests::default()));
     loop {
         let (stream, _) = listener.accept().await.context("accept")?;
+        let requests = Arc::clone(&requests);
         tokio::spawn(async move {
-            match answer(stream).await {
+            match answer(stream, &requests).await {
                 // The client has closed the connection.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {}
                 Err(error) => eprintln!("server: {error}"),
@@ -233,7 +293,7 @@ async fn server(listener: &smc::Listener) -> Result<Report> {
 }
 
 /// Receives and sends as the client requests, until it ends.
-async fn answer(mut stream: Stream) -> io::Result<()> {
+async fn answer(mut stream: Stream, requests: &Mutex<Requests>) -> io::Result<()> {
     let mut head = [0; SIZES_LEN];
     stream.read_exact(&mut head).await?;
     if is_http(head) {
@@ -243,6 +303,9 @@ async fn answer(mut stream: Stream) -> io::Result<()> {
     let mut buf = vec![0; CHUNK];
     loop {
         read_many(&mut stream, &mut buf, sizes.request).await?;
+        if let Ok(mut requests) = requests.lock() {
+            requests.answer(&mut buf[..part(CHUNK, sizes.request)]);
+        }
         write_many(&mut stream, &buf, sizes.answer).await?;
     }
 }
@@ -286,6 +349,14 @@ impl Caller {
         let (first, _) = first_write(sizes);
         let is_early = to.takes_early_data && first.len() <= EARLY_DATA_MAX;
         Self::connect(to, sizes, is_early.then_some(first)).await
+    }
+
+    /// The same with a request that the server counts; the connect sends it in any case.
+    async fn numbered(to: &Server, number: u64) -> Result<Self> {
+        let (mut first, _) = first_write(SHORT);
+        let doubled = 0;
+        Numbered { number, doubled }.put(&mut first[SIZES_LEN..]);
+        Self::connect(to, SHORT, Some(first)).await
     }
 
     async fn connect(to: &Server, sizes: RequestSizes, early: Option<Vec<u8>>) -> Result<Self> {
@@ -340,12 +411,17 @@ impl Caller {
     }
 }
 
+/// What fits into the buffer is there then.
 async fn read_many(stream: &mut Stream, buf: &mut [u8], mut left: u64) -> io::Result<()> {
+    let mut at = 0;
     while left > 0 {
-        let len = part(buf.len(), left);
-        match stream.read(&mut buf[..len]).await? {
+        let len = part(buf.len() - at, left);
+        match stream.read(&mut buf[at..at + len]).await? {
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            count => left -= count as u64,
+            count => {
+                left -= count as u64;
+                at = (at + count) % buf.len();
+            }
         }
     }
     Ok(())
@@ -363,6 +439,9 @@ async fn write_many(stream: &mut Stream, buf: &[u8], mut left: u64) -> io::Resul
 /// Messages that are written before other tasks have a turn: a thread writes some hundred in its
 /// time slice.
 const IN_A_TURN: u32 = 16;
+
+/// Connects of [`Measure::Requests`] that may fail, one of them since the server has changed.
+const FAILED_MAX: u32 = 2;
 
 /// So that what a connection has had is free for the next one.
 const PAUSE: Duration = Duration::from_millis(100);
