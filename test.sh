@@ -259,12 +259,13 @@ step_conformance() {
     verdicts 600 cargo test "${locked[@]}" "${ALL[@]}" --test conformance -- --show-output
 }
 
-step each loom - "models of ring and wake-ups, all orders of steps up to some preemptions"
+step each loom - "models of what threads and processes share, all orders of steps up to some preemptions"
 step_loom() {
     # A build of its own: in it atomics are those of the model checker.
     CARGO_TARGET_DIR=$TARGET/loom RUSTFLAGS="--cfg smc_loom -D warnings" CARGO_PROFILE_DEV_DEBUG=0 \
         LOOM_MAX_PREEMPTIONS=$LOOM_PREEMPTIONS verdicts 900 cargo test "${locked[@]}" \
-        -p smc-core -p smc-transport-loop -p smc-transport-ism --lib models:: -- --show-output
+        -p smc-core -p smc-transport-loop -p smc-transport-ism -p smc-negotiate-local -p smc \
+        --lib models:: -- --show-output
     discard "$TARGET"/loom
 }
 
