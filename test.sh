@@ -283,6 +283,15 @@ step_asan() {
     discard "$TARGET"/asan
 }
 
+step all valgrind memcheck "memory errors and leaks in the unit tests of the loop device, with valgrind"
+step_valgrind() {
+    local program
+    program=$(executables smc-transport-loop smc_transport_loop)
+    # What is left at the end on purpose, as threads, is still reachable.
+    verdicts 300 valgrind --quiet --fair-sched=try --error-exitcode=1 --leak-check=full \
+        --show-leak-kinds=definite --errors-for-leak-kinds=definite "$program" --show-output
+}
+
 step each model - "stream operations against an oracle, by seed"
 step_model() {
     SMC_MODEL_SEEDS=$MODEL_SEEDS verdicts 900 cargo test "${locked[@]}" "${PROFILE[@]}" \
@@ -410,13 +419,10 @@ step all interop guests,old-kernel,verbs,soft-roce,strace "unmodified kernels ag
 step_interop() {
     build_programs
     # What takes an RDMA device, and one whose network may be changed, has both in a guest.
-    local name out program guest=("$PROGRAMS/interop" guest --env SMC_RDMA_CHANGE=eth1:rxe1)
-    if ! out=$(cargo test "${locked[@]}" --no-run "${ALL[@]}" --lib $(tests_of smc-transport-rdma) 2>&1); then
-        echo "$out"
-        return 1
-    fi
-    for name in smc_transport_rdma verbs_{conformance,events,links,links_one_span}; do
-        program=$(sed -n "s/^ *Executable .*(\(.*\/$name-[0-9a-f]*\))\$/\1/p" <<<"$out")
+    local program programs guest=("$PROGRAMS/interop" guest --env SMC_RDMA_CHANGE=eth1:rxe1)
+    programs=$(executables smc-transport-rdma smc_transport_rdma \
+        verbs_{conformance,events,links,links_one_span})
+    for program in $programs; do
         verdicts 300 "${guest[@]}" "$program" --show-output
     done
     quiet 1800 cargo build "${locked[@]}" "${ALL[@]}" -q --bins "${AS_TESTS[@]}"
@@ -474,6 +480,19 @@ fetch() {
 # FOLDER...: removes what no later step needs, where all is built once.
 discard() {
     [[ -z ${CI:-} ]] || rm -rf "$@"
+}
+
+# CRATE NAME...: the executables of these tests of a crate, built as for the other steps.
+executables() {
+    local out name crate=$1
+    shift
+    if ! out=$(cargo test "${locked[@]}" --no-run "${ALL[@]}" --lib $(tests_of "$crate") 2>&1); then
+        echo "$out" >&2
+        return 1
+    fi
+    for name; do
+        sed -n "s/^ *Executable .*(\(.*\/$name-[0-9a-f]*\))$/\1/p" <<<"$out"
+    done
 }
 
 # ARGUMENTS...: builds the commands and examples of the project into PROGRAMS.
