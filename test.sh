@@ -259,12 +259,13 @@ step_conformance() {
     verdicts 600 cargo test "${locked[@]}" "${ALL[@]}" --test conformance -- --show-output
 }
 
-step each loom - "models of ring and wake-ups, all orders of steps up to some preemptions"
+step each loom - "models of what threads and processes share, all orders of steps up to some preemptions"
 step_loom() {
     # A build of its own: in it atomics are those of the model checker.
     CARGO_TARGET_DIR=$TARGET/loom RUSTFLAGS="--cfg smc_loom -D warnings" CARGO_PROFILE_DEV_DEBUG=0 \
         LOOM_MAX_PREEMPTIONS=$LOOM_PREEMPTIONS verdicts 900 cargo test "${locked[@]}" \
-        -p smc-core -p smc-transport-loop -p smc-transport-ism --lib models:: -- --show-output
+        -p smc-core -p smc-transport-loop -p smc-transport-ism -p smc-negotiate-local -p smc \
+        --lib models:: -- --show-output
     discard "$TARGET"/loom
 }
 
@@ -280,6 +281,15 @@ step_asan() {
         --target "$(rustc --print host-tuple)" -p smc-core -p smc-ipc -p smc-transport-loop -p smc-transport-ism --lib \
         -- --show-output --skip simulation
     discard "$TARGET"/asan
+}
+
+step all valgrind memcheck "memory errors and leaks in the unit tests of the loop device, with valgrind"
+step_valgrind() {
+    local program
+    program=$(executables smc-transport-loop smc_transport_loop)
+    # What is left at the end on purpose, as threads, is still reachable.
+    verdicts 300 valgrind --quiet --fair-sched=try --error-exitcode=1 --leak-check=full \
+        --show-leak-kinds=definite --errors-for-leak-kinds=definite "$program" --show-output
 }
 
 step each model - "stream operations against an oracle, by seed"
@@ -409,13 +419,10 @@ step all interop guests,old-kernel,verbs,soft-roce,strace "unmodified kernels ag
 step_interop() {
     build_programs
     # What takes an RDMA device, and one whose network may be changed, has both in a guest.
-    local name out program guest=("$PROGRAMS/interop" guest --env SMC_RDMA_CHANGE=eth1:rxe1)
-    if ! out=$(cargo test "${locked[@]}" --no-run "${ALL[@]}" --lib $(tests_of smc-transport-rdma) 2>&1); then
-        echo "$out"
-        return 1
-    fi
-    for name in smc_transport_rdma verbs_{conformance,events,links,links_one_span}; do
-        program=$(sed -n "s/^ *Executable .*(\(.*\/$name-[0-9a-f]*\))\$/\1/p" <<<"$out")
+    local program programs guest=("$PROGRAMS/interop" guest --env SMC_RDMA_CHANGE=eth1:rxe1)
+    programs=$(executables smc-transport-rdma smc_transport_rdma \
+        verbs_{conformance,events,links,links_one_span})
+    for program in $programs; do
         verdicts 300 "${guest[@]}" "$program" --show-output
     done
     quiet 1800 cargo build "${locked[@]}" "${ALL[@]}" -q --bins "${AS_TESTS[@]}"
@@ -473,6 +480,19 @@ fetch() {
 # FOLDER...: removes what no later step needs, where all is built once.
 discard() {
     [[ -z ${CI:-} ]] || rm -rf "$@"
+}
+
+# CRATE NAME...: the executables of these tests of a crate, built as for the other steps.
+executables() {
+    local out name crate=$1
+    shift
+    if ! out=$(cargo test "${locked[@]}" --no-run "${ALL[@]}" --lib $(tests_of "$crate") 2>&1); then
+        echo "$out" >&2
+        return 1
+    fi
+    for name; do
+        sed -n "s/^ *Executable .*(\(.*\/$name-[0-9a-f]*\))$/\1/p" <<<"$out"
+    done
 }
 
 # ARGUMENTS...: builds the commands and examples of the project into PROGRAMS.

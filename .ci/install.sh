@@ -33,6 +33,7 @@ network  package    iptables                iptables
 network  package    procps                  sysctl
 fuzz     package    g++                     c++
 deny     tool       cargo-deny@0.20.2       cargo-deny
+memcheck package    valgrind                valgrind
 count    package    valgrind                valgrind
 count    tool       gungraun-runner@0.20.0  gungraun-runner
 commands package    iproute2                ip

@@ -2,6 +2,8 @@
 //! value that a load may see. Each model is run again with weaker memory orderings than the code
 //! requests, and has to fail then.
 
+mod sleep;
+
 use std::io::IoSlice;
 use std::sync::Arc;
 

@@ -7,11 +7,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use atomic_waker::AtomicWaker;
 use rustix::io::Errno;
 use smc_core::device::DeviceError;
-use smc_core::mem::sync::{AtomicU8, Ordering};
-use smc_core::mutex::Mutex;
+use smc_core::mem::sync::{AtomicU8, AtomicWaker, Mutex, Ordering};
 use smc_ipc::doorbell;
 use smc_ipc::passed::PeerSocket;
 

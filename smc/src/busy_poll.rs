@@ -515,6 +515,9 @@ thread_local! {
     static SUSPENDED: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
+#[cfg(all(test, smc_loom))]
+mod models;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -211,7 +211,7 @@ impl RingWriter {
 ///
 /// Nothing else changes: programs are written the same way with it and without it.
 #[derive(Clone, Copy, Debug)]
-pub struct TrustPeers(());
+pub struct TrustPeers(pub(super) ());
 
 impl TrustPeers {
     /// Makes the promise.

@@ -10,6 +10,7 @@ use smc_wire::cursor::Ring;
 use super::sync::Ordering;
 use super::sync::model::{Mutation, check, with};
 use super::*;
+use crate::error::PeerMisbehaved;
 use crate::proto::conn::{RecvCursors, SendCursors};
 
 #[test]
@@ -58,6 +59,52 @@ fn an_end_read_without_acquire_overtakes_data() {
     end(None, Some(Mutation::NoAcquire));
 }
 
+#[test]
+fn a_reader_tolerates_a_peer_that_stores_anything() {
+    hostile(|_, mut reader| {
+        let mut read = Vec::new();
+        for _ in 0..2 {
+            let before = read.len();
+            // Whatever the word is, only bytes of the ring are read, and once.
+            let count = reader.read(&mut read).unwrap_or(0);
+            assert!(count <= RING && read.len() == before + count);
+            reader.is_at_end();
+        }
+    });
+}
+
+#[test]
+fn a_writer_tolerates_a_peer_that_stores_anything() {
+    hostile(|mut writer, _| {
+        for _ in 0..2 {
+            let written = writer.write(DATA);
+            assert!(written.is_err() || writer.half.space() == 0, "{written:?}");
+        }
+    });
+}
+
+/// A peer that stores a cursor in both words of the ends, while an end does its steps.
+fn hostile(steps: fn(Writer, Reader)) {
+    let cursors = [RING as u64 - 1, RING as u64, 1 << 32, u64::MAX];
+    for value in cursors
+        .into_iter()
+        .flat_map(|cursor| [cursor, cursor.swap_bytes()])
+    {
+        check(move || {
+            let (writer, reader) = ends();
+            let words = [writer.local.clone(), reader.local.clone()];
+            let peer = thread::spawn(move || {
+                for element in words {
+                    element.producer().store(value, Ordering::Release);
+                    element.consumer().store(value, Ordering::Release);
+                }
+            });
+            steps(writer, reader);
+            peer.join().unwrap();
+        });
+    }
+}
+
 /// Data longer than the ring passes through it in pieces, with wrap-around.
 fn ring(writing: Option<Mutation>, reading: Option<Mutation>) {
     check(move || {
@@ -66,7 +113,7 @@ fn ring(writing: Option<Mutation>, reading: Option<Mutation>) {
             with(writing, || {
                 let mut left = DATA;
                 while !left.is_empty() {
-                    match writer.write(left) {
+                    match writer.write(left).unwrap() {
                         0 => yield_now(),
                         count => left = &left[count..],
                     }
@@ -76,7 +123,7 @@ fn ring(writing: Option<Mutation>, reading: Option<Mutation>) {
         with(reading, || {
             let mut read = Vec::new();
             while read.len() < DATA.len() {
-                if reader.read(&mut read) == 0 {
+                if reader.read(&mut read).unwrap() == 0 {
                     yield_now();
                 }
             }
@@ -93,15 +140,15 @@ fn end(writing: Option<Mutation>, reading: Option<Mutation>) {
         let (mut writer, mut reader) = ends();
         let sender = thread::spawn(move || {
             with(writing, || {
-                assert_eq!(writer.write(b"ab"), 2);
+                assert_eq!(writer.write(b"ab"), Ok(2));
                 writer.finish();
             });
         });
         let mut read = Vec::new();
         with(reading, || {
-            reader.read(&mut read);
+            reader.read(&mut read).unwrap();
             if reader.is_at_end() {
-                reader.read_producer();
+                reader.read_producer().unwrap();
                 let seen = read.len() + len(reader.half.readable());
                 assert_eq!(seen, 2, "the end came before the data");
             }
@@ -121,17 +168,17 @@ struct Writer {
 
 impl Writer {
     /// Writes as much as there is space for.
-    fn write(&mut self, data: &[u8]) -> usize {
+    fn write(&mut self, data: &[u8]) -> Result<usize, PeerMisbehaved> {
         let raw = self.local.consumer().load(Ordering::Acquire);
         if raw != self.seen {
             let word = ConsumerWord::from_ne(raw);
-            self.half.handle_consumer(word.cursor).unwrap();
+            self.half.handle_consumer(word.cursor)?;
             self.seen = raw;
         }
         let space = len(self.half.space());
         let count = space.min(data.len());
         if count == 0 {
-            return 0;
+            return Ok(0);
         }
         self.peer
             .write(len(self.half.at()), &data[..count])
@@ -144,7 +191,7 @@ impl Writer {
         let cursor = self.half.commit(u32::try_from(count).unwrap());
         let word = ProducerWord { cursor }.to_ne();
         self.peer.producer().store(word, Ordering::Release);
-        count
+        Ok(count)
     }
 
     fn finish(&mut self) {
@@ -167,13 +214,13 @@ struct Reader {
 
 impl Reader {
     /// Reads what is there.
-    fn read(&mut self, to: &mut Vec<u8>) -> usize {
+    fn read(&mut self, to: &mut Vec<u8>) -> Result<usize, PeerMisbehaved> {
         if self.half.readable() == 0 {
-            self.read_producer();
+            self.read_producer()?;
         }
         let count = self.half.readable();
         if count == 0 {
-            return 0;
+            return Ok(0);
         }
         let mut bytes = vec![0; len(count)];
         self.local.read(len(self.half.at()), &mut bytes).unwrap();
@@ -188,16 +235,17 @@ impl Reader {
             };
             self.peer.consumer().store(word.to_ne(), Ordering::Release);
         }
-        len(count)
+        Ok(len(count))
     }
 
-    fn read_producer(&mut self) {
+    fn read_producer(&mut self) -> Result<(), PeerMisbehaved> {
         let word = self.local.producer().load(Ordering::Acquire);
         if word != self.seen {
             let cursor = ProducerWord::from_ne(word).cursor;
-            self.half.handle_producer(cursor).unwrap();
+            self.half.handle_producer(cursor)?;
             self.seen = word;
         }
+        Ok(())
     }
 
     fn is_at_end(&self) -> bool {

@@ -85,6 +85,32 @@ fn non_temporal_writes_wrap_around_in_the_ring() {
     );
 }
 
+/// The peer writes behind a guard that another thread reads, as both do with `TrustPeers`.
+#[test]
+fn a_guard_and_a_reservation_borrow_different_bytes_of_a_ring() {
+    // SAFETY: there is no peer but this test, which borrows no byte twice.
+    let trust = unsafe { TrustPeers::new() };
+    let element = Element::new(Region::anonymous(HEADER_LEN + 16)).unwrap();
+    let mut writer = RingWriter::new();
+    let space = writer.slice_mut(&element, 0, 8, trust).unwrap();
+    space.copy_from_slice(b"retained");
+    element.producer().store(8, Ordering::Release);
+    std::thread::scope(|scope| {
+        let guard = element.slice(0, 8, trust).unwrap();
+        scope.spawn(move || assert_eq!(guard, b"retained"));
+        // As long as it was requested, up to the end of the ring.
+        let space = writer.slice_mut(&element, 8, 16, trust).unwrap();
+        assert_eq!(space.len(), 8);
+        space.fill(b'.');
+        element.producer().store(16, Ordering::Release);
+    });
+    let mut read = [0; 16];
+    element.read(0, &mut read).unwrap();
+    assert_eq!(&read, b"retained........");
+    assert!(writer.slice_mut(&element, 16, 1, trust).is_err());
+    assert!(element.slice(0, 17, trust).is_err());
+}
+
 #[test]
 fn memory_that_is_not_there_is_an_error_and_pages_are_not_shared() {
     let error = Region::try_anonymous(isize::MAX as usize + 1).unwrap_err();

@@ -5,6 +5,8 @@
 //! afterwards whether it would have ended. Each model is run again with memory that does less than
 //! the code requests, or without a step, and has to fail then.
 
+mod hostile;
+mod send_queue;
 mod sleep;
 mod slots;
 
@@ -35,7 +37,10 @@ struct Sides {
     eventfd: Arc<OwnedFd>,
     /// The writer's.
     signal_page: SignalPage,
+    buffers: PeerBuffers,
     target: Arc<Target>,
+    /// That of the signal page.
+    memory: Region,
 }
 
 impl Sides {
@@ -72,7 +77,9 @@ impl Sides {
             dmb,
             eventfd,
             signal_page,
+            buffers,
             target: target.unwrap(),
+            memory,
         };
         sides.touch(new.index);
         sides

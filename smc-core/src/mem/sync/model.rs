@@ -7,10 +7,15 @@
 //! fence, which also orders plain copies on either side of it.
 
 use std::cell::Cell;
+use std::sync::PoisonError;
+use std::task::Waker;
 
 use loom::model::Builder;
+use loom::sync::MutexGuard;
 use loom::sync::atomic as loom_atomic;
 use loom::sync::atomic::Ordering;
+
+use crate::mem::TrustPeers;
 
 /// A change of the memory orderings in a scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,6 +137,49 @@ impl AtomicU64 {
             weak(failure, Ordering::Acquire),
         )
     }
+}
+
+/// As [`crate::mutex::Mutex`]: it orders what is done while it is locked.
+#[derive(Debug)]
+pub struct Mutex<T>(loom::sync::Mutex<T>);
+
+#[expect(missing_docs, reason = "as those of the other one")]
+impl<T> Mutex<T> {
+    pub fn new(value: T) -> Self {
+        Self(loom::sync::Mutex::new(value))
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// As that of the crate `atomic-waker`, whose calls take effect one after the other.
+#[derive(Debug)]
+pub struct AtomicWaker(Mutex<Option<Waker>>);
+
+impl Default for AtomicWaker {
+    fn default() -> Self {
+        Self(Mutex::new(None))
+    }
+}
+
+#[expect(missing_docs, reason = "as those of the other one")]
+impl AtomicWaker {
+    pub fn register(&self, waker: &Waker) {
+        *self.0.lock() = Some(waker.clone());
+    }
+
+    #[must_use]
+    pub fn take(&self) -> Option<Waker> {
+        self.0.lock().take()
+    }
+}
+
+/// The promise about peers, whose accesses a model checks: those that are not ordered fail it.
+#[must_use]
+pub fn trust_peers() -> TrustPeers {
+    TrustPeers(())
 }
 
 /// An ordering under the current mutation. `most` is the strongest below `SeqCst` for such an

@@ -104,16 +104,7 @@ impl Shared {
                 self.memory.bump_heartbeat(self.slot);
                 self.check_server_heartbeat(&mut server, now);
             }
-            match self.memory.sleep_of(self.slot) {
-                // Repeated until the driver has polled and changed the word: a notification that
-                // it misses must not be the last one.
-                Sleep::Notified if self.must_poll => {
-                    is_armed = true;
-                    self.doorbell.notify_self();
-                }
-                Sleep::Awake => is_armed = false,
-                Sleep::Notified | Sleep::Asleep => {}
-            }
+            is_armed = self.poll(is_armed);
             let until_heartbeat = next_heartbeat.saturating_duration_since(now);
             let time = if is_armed {
                 pause.min(until_heartbeat)
@@ -128,6 +119,20 @@ impl Shared {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
+        }
+    }
+
+    /// Notifies the driver if a peer has. Returns whether to poll on.
+    fn poll(&self, is_armed: bool) -> bool {
+        match self.memory.sleep_of(self.slot) {
+            // Repeated until the driver has polled and changed the word: a notification that it
+            // misses must not be the last one.
+            Sleep::Notified if self.must_poll => {
+                self.doorbell.notify_self();
+                true
+            }
+            Sleep::Awake => false,
+            Sleep::Notified | Sleep::Asleep => is_armed,
         }
     }
 
@@ -146,6 +151,99 @@ impl Shared {
 /// Time between two polls.
 const MIN_POLL_INTERVAL: Duration = Duration::from_micros(50);
 const MAX_POLL_INTERVAL: Duration = Duration::from_millis(2);
+
+#[cfg(all(test, smc_loom))]
+mod models {
+    use loom::thread;
+    use smc_core::mem::Region;
+    use smc_core::mem::sync::model::{Mutation, check, with};
+
+    use super::*;
+    use crate::shared::FabricOptions;
+
+    #[test]
+    fn a_driver_that_sleeps_is_notified_by_the_thread() {
+        sleeps(None, None);
+    }
+
+    #[test]
+    #[should_panic(expected = "neither seen nor notified")]
+    fn a_driver_that_sleeps_out_of_order_misses_what_was_written() {
+        sleeps(Some(Mutation::NoSeqCst), None);
+    }
+
+    #[test]
+    #[should_panic(expected = "neither seen nor notified")]
+    fn a_peer_that_writes_out_of_order_misses_that_the_driver_sleeps() {
+        sleeps(None, Some(Mutation::NoSeqCst));
+    }
+
+    /// The driver sleeps, while a peer writes and the thread polls. Afterwards the thread does what
+    /// it repeats.
+    fn sleeps(sleeping: Option<Mutation>, writing: Option<Mutation>) {
+        check(move || {
+            let memory = FabricMemory::create(Region::anonymous(LEN), OPTIONS).unwrap();
+            let (arm, armed) = sync_channel(1);
+            let shared = Arc::new(Shared {
+                memory: Arc::new(memory),
+                slot: 0,
+                doorbell: Arc::new(Doorbell::new().unwrap()),
+                must_poll: true,
+                is_server_gone: AtomicBool::new(false),
+            });
+            let memory = &*shared.memory;
+            let drain = |memory: &FabricMemory| {
+                let mut is_ready = false;
+                memory.take_ready(0, usize::MAX, |_| is_ready = true);
+                is_ready
+            };
+            // Accesses all words before threads share them.
+            memory.set_ready(0, 0);
+            drain(memory);
+            memory.wake(0);
+
+            let writer = {
+                let memory = Arc::clone(&shared.memory);
+                thread::spawn(move || {
+                    with(writing, || {
+                        memory.set_ready(0, 0);
+                        memory.must_notify(0);
+                    });
+                })
+            };
+            let poller = {
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || {
+                    let is_armed = shared.poll(false);
+                    (is_armed | armed.try_recv().is_ok(), armed)
+                })
+            };
+            let is_seen = with(sleeping, || {
+                drain(memory) || {
+                    memory.sleep(0);
+                    let _ = arm.try_send(());
+                    drain(memory)
+                }
+            });
+            writer.join().unwrap();
+            let (was_armed, armed) = poller.join().unwrap();
+            if !is_seen {
+                let is_armed = shared.poll(was_armed) | armed.try_recv().is_ok();
+                assert!(is_armed, "asleep, and no poll before the next heartbeat");
+                shared.poll(is_armed);
+                let mut is_notified = false;
+                shared.doorbell.poll(|_| is_notified = true).unwrap();
+                assert!(is_notified, "neither seen nor notified");
+            }
+        });
+    }
+
+    const LEN: usize = 160 << 10;
+    const OPTIONS: FabricOptions = FabricOptions {
+        slots: 2,
+        nocopy: false,
+    };
+}
 
 #[cfg(test)]
 mod tests {

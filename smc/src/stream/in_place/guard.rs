@@ -10,9 +10,8 @@ use smc_wire::cursor::Cursor;
 
 use crate::conn::{Conn, len_u32};
 use crate::device::Dmb;
-use crate::mem::sync::Ordering;
+use crate::mem::sync::{Mutex, Ordering};
 use crate::mem::{Element, TrustPeers};
-use crate::mutex::Mutex;
 use crate::proto::conn::RetainedWindow;
 
 /// A piece of received data, which may be retained, sent to other tasks and released in any order.
@@ -205,8 +204,20 @@ pub(crate) struct GuardedRing {
     /// Keeps the buffer from being reused for another connection.
     _buffer: Arc<dyn Dmb>,
     /// Weak: the socket is closed with the stream.
-    conn: Weak<Conn>,
+    conn: Weak<dyn PublishConsumer>,
     state: Mutex<GuardState>,
+}
+
+/// The connection of a ring.
+pub(crate) trait PublishConsumer: Send + Sync {
+    /// Publishes the consumer cursor and signals the peer.
+    fn publish_consumer(&self, cursor: Cursor);
+}
+
+impl PublishConsumer for Conn {
+    fn publish_consumer(&self, cursor: Cursor) {
+        Self::publish_consumer(self, cursor);
+    }
 }
 
 struct GuardState {
@@ -222,18 +233,32 @@ struct GuardState {
 impl GuardedRing {
     /// For a connection whose ring can be borrowed; `None` if guards have to be copies.
     pub(crate) fn new(conn: &Arc<Conn>, trust: Option<TrustPeers>) -> Option<Arc<Self>> {
-        Some(Arc::new(Self {
-            element: conn.local.clone(),
-            trust: trust?,
-            _buffer: Arc::clone(conn.dmb()?),
-            conn: Arc::downgrade(conn),
+        let retained = RetainedWindow::new(conn.local_ring).with_rewind(conn.allows_rewind());
+        let (trust, buffer) = (trust?, Arc::clone(conn.dmb()?));
+        let weak: Weak<Conn> = Arc::downgrade(conn);
+        Some(Self::of(conn.local.clone(), retained, buffer, weak, trust))
+    }
+
+    /// For this element, which is in the buffer; nothing is retained yet.
+    fn of(
+        element: Element,
+        retained: RetainedWindow,
+        buffer: Arc<dyn Dmb>,
+        conn: Weak<dyn PublishConsumer>,
+        trust: TrustPeers,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            element,
+            trust,
+            _buffer: buffer,
+            conn,
             state: Mutex::new(GuardState {
-                retained: RetainedWindow::new(conn.local_ring).with_rewind(conn.allows_rewind()),
+                retained,
                 is_lent: false,
                 is_publishing: false,
                 is_reader_dropped: false,
             }),
-        }))
+        })
     }
 
     /// Takes the retained window over from the reading half; no range is retained yet.
@@ -334,3 +359,6 @@ impl GuardedRing {
         word.producer_flags.contains(ProducerFlags::WRITER_BLOCKED)
     }
 }
+
+#[cfg(all(test, smc_loom))]
+mod models;

@@ -363,6 +363,9 @@ const GENERATION_MASK: u64 = u64::MAX >> 8;
 /// No more will come.
 const END: u64 = 1 << 63;
 
+#[cfg(all(test, smc_loom))]
+mod models;
+
 #[cfg(test)]
 mod tests {
     use super::*;
