@@ -4,6 +4,8 @@
 //! - [`conformance`]: every rule that a device has to keep, as a test of its own. One line in the
 //!   provider's tests makes them all: [`conformance_suite!`] for SMC-D, [`rdma_conformance_suite!`]
 //!   for SMC-R.
+//! - `hostile`, with the feature `runtimes`: what a hostile peer can do with an SMC-D device, as
+//!   tests, by `hostile_suite!`.
 //! - [`memory_device`]: an SMC-D fabric inside one process, in safe code, for simulations and as
 //!   the example of a device that keeps the rules.
 //! - [`memory_rdma`]: an SMC-R fabric inside one process, with everything that can go wrong on it.
@@ -83,4 +85,6 @@ pub mod user;
 pub mod wait;
 pub mod world;
 
+#[cfg(feature = "runtimes")]
+pub use conformance::hostile;
 pub use rng::Rng;

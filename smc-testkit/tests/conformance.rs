@@ -1,4 +1,4 @@
-//! The memory devices keep all the rules, with and without nocopy.
+//! The memory devices keep all the rules, with and without nocopy, and hostile peers harm none.
 
 use std::sync::Arc;
 
@@ -43,4 +43,14 @@ mod copy {
 
 mod nocopy {
     smc_testkit::conformance_suite!(super::Memory { nocopy: true });
+}
+
+#[cfg(feature = "runtimes")]
+mod hostile_copy {
+    smc_testkit::hostile_suite!(super::Memory { nocopy: false });
+}
+
+#[cfg(feature = "runtimes")]
+mod hostile_nocopy {
+    smc_testkit::hostile_suite!(super::Memory { nocopy: true });
 }

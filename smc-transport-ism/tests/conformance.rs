@@ -1,4 +1,5 @@
-//! The conformance suite for SMC-D devices, on both fabrics of a host and in both modes.
+//! The conformance suite for SMC-D devices, on both fabrics of a host and in both modes, and what
+//! hostile peers can do.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -77,6 +78,30 @@ mod server_copy {
 mod server_nocopy {
     use super::{Fabric, Kind};
     smc_testkit::conformance_suite!(Fabric {
+        kind: Kind::Server,
+        nocopy: true
+    });
+}
+
+mod hostile_directory_copy {
+    use super::{Fabric, Kind};
+    smc_testkit::hostile_suite!(Fabric {
+        kind: Kind::Directory,
+        nocopy: false
+    });
+}
+
+mod hostile_directory_nocopy {
+    use super::{Fabric, Kind};
+    smc_testkit::hostile_suite!(Fabric {
+        kind: Kind::Directory,
+        nocopy: true
+    });
+}
+
+mod hostile_server_nocopy {
+    use super::{Fabric, Kind};
+    smc_testkit::hostile_suite!(Fabric {
         kind: Kind::Server,
         nocopy: true
     });

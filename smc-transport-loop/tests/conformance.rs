@@ -1,4 +1,4 @@
-//! The rules that every SMC-D device has to keep, for both modes.
+//! The rules that every SMC-D device has to keep, for both modes, and what hostile peers can do.
 
 use std::sync::Arc;
 
@@ -49,4 +49,12 @@ mod nocopy {
 
 mod copy {
     smc_testkit::conformance_suite!(super::Loop { nocopy: false });
+}
+
+mod hostile_nocopy {
+    smc_testkit::hostile_suite!(super::Loop { nocopy: true });
+}
+
+mod hostile_copy {
+    smc_testkit::hostile_suite!(super::Loop { nocopy: false });
 }

@@ -15,7 +15,7 @@ use smc_core::mem::sync::Ordering;
 use smc_wire::types::{DmbToken, Gid};
 
 use super::node::{FabricKind, Node};
-use super::provider::{Between, Effort, Extras, Pair, Provider, Remove, Skip};
+use super::provider::{Between, Effort, Extras, Kill, Pair, Provider, Remove, Skip};
 
 /// How a check ends.
 pub(super) type Verdict = Result<(), Stop>;
@@ -196,14 +196,21 @@ impl<'p> Fixture<'p> {
 
     /// Ends the peer's device.
     pub(super) fn kill_peer(&mut self) -> Verdict {
-        let Some(kill) = self.extras().kill.take() else {
+        if self.extras().kill.is_none() {
             return skip("the provider cannot kill a device");
-        };
+        }
+        let (peer, kill) = self.take_peer()?;
+        if let Some(kill) = kill {
+            kill(peer.into_device());
+        }
+        Ok(())
+    }
+
+    /// The peer's device, and how to end it.
+    pub(super) fn take_peer(&mut self) -> Result<(Node, Option<Kill>), Stop> {
+        let kill = self.extras().kill.take();
         match std::mem::replace(&mut self.peer, Peer::Killed) {
-            Peer::Other(peer) => {
-                kill(peer.into_device());
-                Ok(())
-            }
+            Peer::Other(node) => Ok((node, kill)),
             _ => skip("there is only one device"),
         }
     }
@@ -251,14 +258,7 @@ impl<'p> Fixture<'p> {
         what: &str,
         call: impl Future<Output = T> + Send,
     ) -> Result<T, Stop> {
-        let nodes = self.nodes();
-        let deadline = Instant::now() + self.timeout();
-        let driven = Driven {
-            call: pin!(call),
-            nodes,
-            deadline,
-        };
-        run(self.provider, driven).map_or_else(|| fail(format!("{what} does not end")), Ok)
+        wait(self.provider, self.nodes(), what, call)
     }
 
     pub(super) fn reach(&self, from: &Node, to: Gid) -> Result<Result<(), DeviceError>, Stop> {
@@ -338,6 +338,21 @@ pub(super) fn run<T: Send>(provider: &dyn Provider, future: impl Future<Output =
         result = Some(future.await);
     }));
     result.expect("`Provider::block_on` runs its task to the end")
+}
+
+/// Runs a set-up call while devices are drained, as their drivers would.
+pub(super) fn wait<T: Send>(
+    provider: &dyn Provider,
+    nodes: [Option<&Node>; 3],
+    what: &str,
+    call: impl Future<Output = T> + Send,
+) -> Result<T, Stop> {
+    let driven = Driven {
+        call: pin!(call),
+        nodes,
+        deadline: Instant::now() + provider.effort().timeout,
+    };
+    run(provider, driven).map_or_else(|| fail(format!("{what} does not end")), Ok)
 }
 
 /// A call with all devices drained whenever it has to wait; `None` when time is up.

@@ -45,6 +45,8 @@ mod buffers;
 mod concurrency;
 mod departure;
 mod fixture;
+#[cfg(feature = "runtimes")]
+pub mod hostile;
 mod identity;
 mod moves;
 mod node;
@@ -215,6 +217,16 @@ macro_rules! __conformance_tests {
 }
 
 macro_rules! check_table {
+    // The functions of the list are run by another one.
+    (($kind:ident, $by:path); $($module:ident { $($name:ident: $rule:literal,)* })*) => {
+        /// Every rule, in the order in which [`run_all`] tests them.
+        pub const CHECKS: &[Check] = &[$($(Check {
+            name: stringify!($name),
+            rule: $rule,
+            kind: FabricKind::$kind,
+            run: |fixture| $by(fixture, $module::$name),
+        },)*)*];
+    };
     ($kind:ident; $($module:ident { $($name:ident: $rule:literal,)* })*) => {
         /// Every rule, in the order in which [`run_all`] tests them.
         pub const CHECKS: &[Check] = &[$($(Check {

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, Weak};
 use async_trait::async_trait;
 use event_listener::Event as Notice;
 use smc_core::device::{
-    Attachment, Device, DeviceError, Direct, Dmb, Doorbell, Event, Identity, Limits, Nocopy,
-    Operations, PeerEvents, Signal, SubmitError,
+    Attachment, Device, DeviceError, Direct, Dmb, Doorbell, Event, Identity, Limits, MemoryLimit,
+    Nocopy, Operations, PeerEvents, Signal, SubmitError,
 };
 use smc_core::error::OsError;
 use smc_core::negotiate::Credentials;
@@ -217,12 +217,24 @@ impl Device for ScriptedDevice {
         self.inner.drain(sink)
     }
 
+    fn poll(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
+        self.inner.poll(sink)
+    }
+
     fn arm(&self) -> Result<(), DeviceError> {
         self.inner.arm()
     }
 
     fn doorbell(&self) -> Doorbell<'_> {
         self.inner.doorbell()
+    }
+
+    fn limit_memory(&self, limit: &MemoryLimit) {
+        self.inner.limit_memory(limit);
+    }
+
+    fn trim_memory(&self) {
+        self.inner.trim_memory();
     }
 }
 

@@ -11,7 +11,7 @@ use smc_core::wire::clc::{
     AcceptConfirm, AcceptKind, Body, DirectEnd, FirstContact, Proposal, Terms,
 };
 use smc_core::wire::size::SizeCode;
-use smc_core::wire::types::{FeatureMask, GroupId, HostName, OsType, Release};
+use smc_core::wire::types::{DmbToken, FeatureMask, GroupId, HostName, OsType, Release};
 
 use super::messages;
 use crate::memory_device::MemDevice;
@@ -51,23 +51,33 @@ impl ForgedPeer {
     }
 
     fn message(&self, kind: AcceptKind) -> AcceptConfirm {
-        let mut first_contact = FirstContact::new(Release::V2_1, OsType::LINUX, HostName::BLANK);
-        first_contact.features = FeatureMask::EMULATED_ISM;
-        AcceptConfirm {
-            kind,
-            terms: Terms::V2 {
-                eid: DEFAULT_SEID,
-                first_contact: Some(first_contact),
-            },
-            body: Body::D(DirectEnd {
-                gid: self.device.gid(),
-                chid: self.device.chid(),
-                dmb: self.dmb.token(),
-                dmbe_index: 0,
-                size: self.size,
-                group: GroupId([0, 0, 1, 0]),
-            }),
-        }
+        answer_from(&*self.device, kind, self.dmb.token(), self.size)
+    }
+}
+
+/// ACCEPT or CONFIRM at first contact of a peer with this device and this buffer.
+pub(crate) fn answer_from(
+    device: &dyn Direct,
+    kind: AcceptKind,
+    dmb: DmbToken,
+    size: SizeCode,
+) -> AcceptConfirm {
+    let mut first_contact = FirstContact::new(Release::V2_1, OsType::LINUX, HostName::BLANK);
+    first_contact.features = FeatureMask::EMULATED_ISM;
+    AcceptConfirm {
+        kind,
+        terms: Terms::V2 {
+            eid: DEFAULT_SEID,
+            first_contact: Some(first_contact),
+        },
+        body: Body::D(DirectEnd {
+            gid: device.gid(),
+            chid: device.chid(),
+            dmb,
+            dmbe_index: 0,
+            size,
+            group: GroupId([0, 0, 1, 0]),
+        }),
     }
 }
 

@@ -18,6 +18,8 @@ mod side_channel;
 
 pub use codes::{Codes, codes, kind, reason};
 pub use device::{Call, ScriptedDevice};
+#[cfg(feature = "runtimes")]
+pub(crate) use forged_peer::answer_from;
 pub use forged_peer::{ForgedPeer, proposal_from};
 pub use negotiation::{Finds, Scripted};
 pub use peer::{Raw, RawListener, Step, StreamEnd};
@@ -171,6 +173,15 @@ impl World {
                 let bounded = crate::on::in_time(Duration::from_secs(30), scenario);
                 smol::block_on(executor.run(bounded))
             }
+        }
+    }
+
+    /// Runs a scenario of real sockets within a runtime of the caller's.
+    #[cfg(feature = "runtimes")]
+    pub(crate) async fn run<T>(&self, scenario: impl Future<Output = T>) -> T {
+        match &self.runtime {
+            WorldRuntime::Virtual(_) => scenario.await,
+            WorldRuntime::Smol(executor) => executor.run(scenario).await,
         }
     }
 
@@ -354,13 +365,23 @@ impl World {
         .await;
     }
 
+    /// How often to look, once in a millisecond, for what does not wait for anything: a real clock
+    /// goes on while other processes have the processor.
+    fn looks(&self) -> u32 {
+        match &self.runtime {
+            WorldRuntime::Virtual(_) => 500,
+            #[cfg(feature = "runtimes")]
+            WorldRuntime::Smol(_) => 20_000,
+        }
+    }
+
     async fn until<'a>(
         &self,
         hosts: impl IntoIterator<Item = &'a Host>,
         is_fine: impl Fn(&Left) -> bool,
     ) {
         'hosts: for host in hosts {
-            for _ in 0..500 {
+            for _ in 0..self.looks() {
                 if is_fine(&host.left()) {
                     continue 'hosts;
                 }

@@ -130,6 +130,24 @@ fn every_check_finds_its_flaw() {
     expect_findings(CHECKS, FINDINGS, Workshop);
 }
 
+/// Attacks with a flaw of the device that lets them do harm.
+#[cfg(feature = "runtimes")]
+const HARM: &[(&str, Flaw)] = &[
+    ("tokens_of_others", Flaw::AllWritersPermitted),
+    ("tokens_of_others", Flaw::AttachesAnything),
+    ("guessed_tokens", Flaw::SwallowsErrors),
+    ("freed_tokens", Flaw::NeverFrees),
+    ("accepts_without_a_confirm", Flaw::NeverFrees),
+    ("a_device_that_vanishes_amid_data", Flaw::HidesGone),
+    ("a_device_that_vanishes_amid_data", Flaw::AllGoTogether),
+];
+
+#[cfg(feature = "runtimes")]
+#[test]
+fn hostile_peers_do_harm_where_devices_have_flaws() {
+    expect_findings(smc_testkit::hostile::CHECKS, HARM, Workshop);
+}
+
 #[test]
 fn no_check_is_without_a_flaw() {
     expect_coverage(CHECKS, FINDINGS);
