@@ -18,11 +18,18 @@ pub(crate) fn generate(seed: u64) -> Schedule {
         _ => Hardship::Anything,
     };
     let hosts = hosts(&mut rng, hardship);
+    let network = network(&mut rng);
+    let swarm = Swarm::new(&mut rng);
+    // Small pieces, and many connections, take long with much data.
+    let scales = match swarm.many || network.fragment > 0 {
+        true => [40, 300, 3000, 3000],
+        false => [40, 3000, 20_000, 100_000],
+    };
     let mut generator = Generator {
         hosts: hosts.len(),
         span: [200, 20_000, 500_000, 5_000_000][rng.below(4)],
-        scale: [40, 3000, 20_000, 100_000][rng.below(4)],
-        swarm: Swarm::new(&mut rng),
+        scale: scales[rng.below(4)],
+        swarm,
         rng: rng.fork(),
         events: Vec::new(),
     };
@@ -30,7 +37,6 @@ pub(crate) fn generate(seed: u64) -> Schedule {
     generator.faults(hardship);
     let mut events = generator.events;
     events.sort_by_key(|event| event.at);
-    let network = network(&mut rng);
     let setting = Setting {
         seed,
         network,
@@ -190,7 +196,8 @@ impl Generator {
         for conn in first..first + count {
             let (from, to) = self.pair();
             let at = self.rng.below(self.span);
-            let model = match self.swarm.model && self.rng.chance(500) {
+            let has_model = self.swarm.model && !self.swarm.many;
+            let model = match has_model && self.rng.chance(500) {
                 true => self.rng.bits() >> 32 | 1,
                 false => 0,
             };
