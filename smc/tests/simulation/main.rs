@@ -161,7 +161,7 @@ fn report(seed: u64, violation: &Violation) -> ! {
         violation.kind,
         short.events.len(),
         violation.kind,
-        again.map_or("it does not fail each time".into(), |again| again.what)
+        again.map_or_else(|| "it does not fail each time".into(), |again| again.what)
     );
 }
 

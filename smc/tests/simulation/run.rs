@@ -452,7 +452,9 @@ impl Run {
         let [client, other] = [stream.mode().is_smc(), server.mode().is_smc()];
         let is_strict =
             !connection.effects.may_fail() && !connection.effects.may_abort(stream.mode());
-        if client != other && !is_strict {
+        // A lost TCP connection is an error of its own for each operation.
+        let is_lost = !client && connection.effects.on_tcp;
+        if client != other && !is_strict || is_lost {
             return;
         }
         let mut early = vec![0; connection.request.early];
