@@ -290,7 +290,7 @@ step_model() {
 
 step all simulation - "whole endpoints with faults under virtual time, by seed"
 step_simulation() {
-    SMC_SIM_SEEDS=${SMC_SIM_SEEDS:-5000} verdicts 1800 cargo test "${locked[@]}" "${PROFILE[@]}" \
+    SMC_SIM_SEEDS=${SMC_SIM_SEEDS:-250} verdicts 1800 cargo test "${locked[@]}" "${PROFILE[@]}" \
         "${PROJECT[@]}" --test simulation -- --show-output
 }
 

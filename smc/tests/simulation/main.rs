@@ -218,7 +218,7 @@ fn number(variable: &str) -> Option<u64> {
 }
 
 /// Unoptimised code takes its time.
-const SEEDS: u64 = if cfg!(debug_assertions) { 150 } else { 5000 };
+const SEEDS: u64 = if cfg!(debug_assertions) { 150 } else { 250 };
 
 /// How often a schedule of a file is run.
 const FILE_RUNS: usize = 5;
