@@ -298,6 +298,12 @@ step_model() {
         "${PROJECT[@]}" --test model -- --show-output
 }
 
+step all simulation - "whole endpoints with faults under virtual time, by seed"
+step_simulation() {
+    SMC_SIM_SEEDS=${SMC_SIM_SEEDS:-250} verdicts 1800 cargo test "${locked[@]}" "${PROFILE[@]}" \
+        "${PROJECT[@]}" --test simulation -- --show-output
+}
+
 step each kill - "a peer killed at random points"
 step_kill() {
     SMC_KILL_ROUNDS=$KILL_ROUNDS verdicts 600 cargo test "${locked[@]}" "${PROFILE[@]}" \

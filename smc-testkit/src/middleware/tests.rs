@@ -279,6 +279,24 @@ fn injected_failures_are_those_asked_for() {
 }
 
 #[test]
+fn allocations_fail_by_number() {
+    let fabric = MemFabric::new(4);
+    let faulty = Fault::new(fabric.device("mem0"), 1, Faults::default());
+    let peer = fabric.device("mem1");
+    let ours = direct(&*faulty);
+    let dmb = now(peer.register(ours.gid(), 1 << 14)).unwrap();
+    let attach = || now(nocopy(&*faulty).attach(peer.gid(), dmb.token())).err();
+    let register = || now(ours.register(peer.gid(), 1 << 14)).err();
+    faulty.fail_allocations(1, 2, DeviceError::NoMemory);
+    let expected = Some(DeviceError::NoMemory);
+    assert_eq!(
+        [register(), attach(), register()],
+        [None, expected.clone(), expected]
+    );
+    assert_eq!([register(), attach()], [None, None]);
+}
+
+#[test]
 fn a_peer_dies_on_time() {
     let fabric = MemFabric::new(5);
     let faulty = Fault::new(

@@ -99,6 +99,8 @@ struct ExecutorState {
     current: Option<usize>,
     /// Groups that take no more tasks.
     ended: BTreeSet<Group>,
+    /// Groups that do not run at present, and their tasks that could.
+    paused: BTreeMap<Group, Vec<usize>>,
 }
 
 /// Tasks that end together.
@@ -147,6 +149,7 @@ impl Core {
             next_timer: 0,
             current: None,
             ended: BTreeSet::new(),
+            paused: BTreeMap::new(),
         };
         Self {
             options,
@@ -228,6 +231,27 @@ impl Core {
         drop(ended);
     }
 
+    /// Lets the tasks of a group wait, or run again.
+    pub(super) fn set_paused(&self, group: Group, is_paused: bool) {
+        let mut state = self.state();
+        if is_paused {
+            state.paused.entry(group).or_default();
+        } else if let Some(held) = state.paused.remove(&group) {
+            state.ready.extend(held);
+        }
+    }
+
+    /// Moves the clock on at once: all timers until then are late.
+    pub(super) fn jump(&self, by: Duration) {
+        self.state().now += by;
+    }
+
+    /// The number of tasks that have not ended.
+    pub(super) fn task_count(&self) -> usize {
+        let state = self.state();
+        state.tasks.keys().filter(|id| **id != MAIN).count()
+    }
+
     pub(super) fn set_alarm(&self, at: Duration, alarm: Alarm) -> (Duration, u64) {
         let mut state = self.state();
         let key = (at, state.next_timer);
@@ -275,6 +299,7 @@ impl Core {
                 ready,
                 timers,
                 current,
+                paused,
                 ..
             } = &mut *state;
             *now = match ready.is_empty() {
@@ -287,6 +312,11 @@ impl Core {
             }
             if due.is_empty() {
                 let id = ready.swap_remove(rng.below(ready.len()));
+                let group = tasks.get(&id).map(|entry| entry.group);
+                if let Some(held) = group.and_then(|group| paused.get_mut(&group)) {
+                    held.push(id);
+                    continue;
+                }
                 *current = Some(id);
                 if let Some(entry) = tasks.get_mut(&id) {
                     entry.is_ready = false;

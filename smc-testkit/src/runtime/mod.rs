@@ -36,7 +36,7 @@ use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -46,7 +46,7 @@ use smc_core::runtime::{
 };
 
 use executor::{Core, Group};
-use net::Net;
+use net::{CopiedBytes, Net, Order};
 
 /// A deterministic single-threaded runtime.
 ///
@@ -169,15 +169,58 @@ impl VirtualRuntime {
 
     /// Resets every TCP connection that has this address at one of its ends; gives their number.
     pub fn cut(&self, address: SocketAddr) -> usize {
-        self.net.cut(address)
+        self.net.cut(|end| end == address)
+    }
+
+    /// The same for all addresses of a host.
+    pub fn cut_host(&self, host: IpAddr) -> usize {
+        self.net.cut(|end| end.ip() == host)
+    }
+
+    /// Ends all TCP sockets of a host, as when its process is killed: connections are reset, and
+    /// its listeners are there no longer.
+    pub fn end_host(&self, host: IpAddr) {
+        self.net.end_listeners(host);
+        self.cut_host(host);
+    }
+
+    /// Lets the next TCP connection to a listener lose all that one end sends behind so many bytes:
+    /// the other end reads an end of the stream there.
+    pub fn truncate_next(&self, to: SocketAddr, is_client: bool, len: usize) {
+        self.net.order(to, Order::Truncate { is_client, len });
+    }
+
+    /// Copies what the client sends on the next TCP connection to a listener.
+    #[must_use]
+    pub fn copy_next(&self, to: SocketAddr) -> Arc<Mutex<Vec<u8>>> {
+        let copy = CopiedBytes::default();
+        self.net.order(to, Order::Copy(Arc::clone(&copy)));
+        copy
+    }
+
+    /// Drops all tasks, and resets all connections. Nothing runs on it any more.
+    pub fn close(&self) {
+        self.core.close();
+        self.net.close();
+    }
+
+    /// Moves the clock on at once, as when the machine was suspended. All timers until then are
+    /// late.
+    pub fn jump(&self, by: Duration) {
+        self.core.jump(by);
+    }
+
+    /// The number of tasks that were spawned and have not ended.
+    #[must_use]
+    pub fn task_count(&self) -> usize {
+        self.core.task_count()
     }
 }
 
 impl Drop for VirtualRuntime {
     fn drop(&mut self) {
         // Tasks hold handles, which own the tasks: this breaks the cycle.
-        self.core.close();
-        self.net.close();
+        self.close();
     }
 }
 
@@ -203,6 +246,17 @@ impl EndingRuntime {
     /// Drops all tasks and takes no more. Not to be called by one of them.
     pub fn end(&self) {
         self.core.end(self.group);
+    }
+
+    /// Lets no task run until [`resume`](Self::resume), as if the process were stopped. Time, other
+    /// tasks and what is on its way to this one go on.
+    pub fn pause(&self) {
+        self.core.set_paused(self.group, true);
+    }
+
+    /// Lets the tasks run again.
+    pub fn resume(&self) {
+        self.core.set_paused(self.group, false);
     }
 }
 

@@ -28,7 +28,20 @@ struct NetState {
     interface_reads: usize,
     pnet_table: Vec<PnetEntry>,
     next_port: u16,
+    /// What is done to the next connections to listeners.
+    orders: Vec<(SocketAddr, Order)>,
 }
+
+/// What is done to a connection.
+pub(super) enum Order {
+    /// What is behind so many bytes is lost.
+    Truncate { is_client: bool, len: usize },
+    /// What the client sends is copied.
+    Copy(CopiedBytes),
+}
+
+/// Bytes that were sent on a connection so far.
+pub(super) type CopiedBytes = Arc<Mutex<Vec<u8>>>;
 
 impl Net {
     pub(super) fn new(core: Arc<Core>) -> Self {
@@ -39,6 +52,7 @@ impl Net {
             interface_reads: 0,
             pnet_table: Vec::new(),
             next_port: FIRST_PORT,
+            orders: Vec::new(),
         };
         let state = Mutex::new(state);
         Self { core, state }
@@ -155,6 +169,15 @@ impl Net {
             let mut state = self.state();
             state.connections.retain(|socket| socket.strong_count() > 0);
             state.connections.push(Arc::downgrade(&ours));
+            if let Some(at) = state.orders.iter().position(|(at, _)| *at == to) {
+                match state.orders.remove(at).1 {
+                    Order::Truncate { is_client, len } => {
+                        let sender = if is_client { &ours } else { &theirs };
+                        sender.truncate(len);
+                    }
+                    Order::Copy(copy) => ours.copy_sent(copy),
+                }
+            }
         }
         if !acceptor.offer(theirs) {
             return Err(io::ErrorKind::ConnectionRefused.into());
@@ -186,9 +209,17 @@ impl Net {
         self.state().listeners.remove(&at);
     }
 
-    pub(super) fn cut(&self, address: SocketAddr) -> usize {
+    pub(super) fn end_listeners(&self, host: IpAddr) {
+        self.state().listeners.retain(|at, _| at.ip() != host);
+    }
+
+    pub(super) fn order(&self, to: SocketAddr, order: Order) {
+        self.state().orders.push((to, order));
+    }
+
+    pub(super) fn cut(&self, is_hit: impl Fn(SocketAddr) -> bool) -> usize {
         let connections = self.connections();
-        let cut = connections.iter().filter(|socket| socket.has_end(address));
+        let cut = connections.iter().filter(|socket| socket.has_end(&is_hit));
         cut.map(|socket| socket.reset()).count()
     }
 

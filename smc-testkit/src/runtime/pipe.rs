@@ -7,6 +7,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use super::executor::{Alarm, Core};
+use super::net::CopiedBytes;
 
 /// Bytes on their way from a writer to a reader.
 pub(super) struct Pipe {
@@ -19,6 +20,10 @@ struct PipeState {
     /// Pieces with the time of their arrival, in order.
     pieces: VecDeque<(Duration, VecDeque<u8>)>,
     len: usize,
+    /// Where everything written goes as well.
+    copy: Option<CopiedBytes>,
+    /// Bytes that are not lost; `None` for all.
+    kept: Option<usize>,
     /// When the end of the stream arrives.
     end: Option<Duration>,
     /// The connection was reset; what has arrived can still be read.
@@ -112,14 +117,37 @@ impl Pipe {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         let bytes = bufs.iter().flat_map(|buf| buf.iter().copied());
-        let piece: VecDeque<u8> = bytes.take(limit.min(space)).collect();
+        let mut piece: VecDeque<u8> = bytes.take(limit.min(space)).collect();
         let count = piece.len();
         let at = state.after_the_last(now + travel);
-        state.pieces.push_back((at, piece));
-        state.len += count;
+        if let Some(copy) = &state.copy {
+            let mut copy = copy.lock().unwrap_or_else(PoisonError::into_inner);
+            copy.extend(&piece);
+        }
+        if let Some(kept) = &mut state.kept {
+            piece.truncate(*kept);
+            *kept -= piece.len();
+            if *kept == 0 {
+                state.end = Some(at);
+            }
+        }
+        state.len += piece.len();
+        if !piece.is_empty() {
+            state.pieces.push_back((at, piece));
+        }
         drop(state);
         self.deliver(at);
         Ok(count)
+    }
+
+    /// Copies what is written from now on.
+    pub(super) fn copy(&self, copy: CopiedBytes) {
+        self.state().copy = Some(copy);
+    }
+
+    /// Loses everything behind the next bytes: there the stream ends for the reader.
+    pub(super) fn truncate(&self, len: usize) {
+        self.state().kept = Some(len);
     }
 
     /// Ends the stream behind what was written.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use smc_core::runtime::{Acceptor, Socket};
 
 use super::executor::{Core, TaskWait};
-use super::net::Net;
+use super::net::{CopiedBytes, Net};
 use super::pipe::Pipe;
 
 /// One end of a connection.
@@ -50,8 +50,18 @@ impl VirtualSocket {
         (make(ends, &back, &there), other)
     }
 
-    pub(super) fn has_end(&self, address: SocketAddr) -> bool {
-        self.local == address || self.peer == address
+    pub(super) fn has_end(&self, is_it: impl Fn(SocketAddr) -> bool) -> bool {
+        is_it(self.local) || is_it(self.peer)
+    }
+
+    /// Copies what this end sends.
+    pub(super) fn copy_sent(&self, copy: CopiedBytes) {
+        self.tx.copy(copy);
+    }
+
+    /// Loses what this end sends behind so many bytes.
+    pub(super) fn truncate(&self, len: usize) {
+        self.tx.truncate(len);
     }
 
     /// Breaks the connection in both directions.

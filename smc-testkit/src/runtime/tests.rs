@@ -202,6 +202,84 @@ fn a_cut_connection_is_reset_for_both() {
 }
 
 #[test]
+fn a_truncated_connection_ends_behind_what_is_kept() {
+    for is_client in [true, false] {
+        let runtime = VirtualRuntime::new(1);
+        runtime.truncate_next(addr(AT), is_client, 3);
+        let copy = runtime.copy_next(addr(AT));
+        let (client, server) = connected(&runtime);
+        let (hit, other) = if is_client {
+            (client, server)
+        } else {
+            (server, client)
+        };
+        hit.try_write(&[IoSlice::new(b"lost")]).unwrap();
+        hit.try_write(&[IoSlice::new(b"lost")]).unwrap_err();
+        other.try_write(&[IoSlice::new(b"whole")]).unwrap();
+        other.shutdown(std::net::Shutdown::Write).unwrap();
+        assert_eq!(runtime.block_on(read_to_end(&other)).unwrap(), b"los");
+        assert_eq!(runtime.block_on(read_to_end(&hit)).unwrap(), b"whole");
+        assert!(copy.lock().unwrap().is_empty(), "is for the next one");
+        let (client, _server) = connected(&runtime);
+        client.try_write(&[IoSlice::new(b"seen")]).unwrap();
+        assert_eq!(*copy.lock().unwrap(), b"seen");
+    }
+}
+
+#[test]
+fn a_host_that_has_ended_listens_no_more() {
+    let runtime = VirtualRuntime::new(1);
+    let handle = runtime.handle();
+    let options = SocketOptions::default();
+    let (client, _server) = connected(&runtime);
+    let _listener = handle.bind(addr(AT), &options, &mut |_| Ok(())).unwrap();
+    runtime.end_host(addr(AT).ip());
+    let error = runtime.block_on(read_to_end(&client)).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+    let mut before = |_: &smc_core::runtime::Unconnected<'_>| Ok(());
+    let attempt = handle.connect(addr(AT), &options, &mut before);
+    let error = runtime.block_on(attempt).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+}
+
+#[test]
+fn a_paused_runtime_runs_no_task_until_it_is_resumed() {
+    let runtime = VirtualRuntime::new(1);
+    let paused = runtime.ending();
+    let count = Arc::new(Mutex::new(0));
+    let (counted, clock) = (Arc::clone(&count), Arc::clone(&paused));
+    paused.spawn(Box::pin(async move {
+        loop {
+            clock.timer(clock.now() + secs(1)).await;
+            *counted.lock().unwrap() += 1;
+        }
+    }));
+    runtime.run_for(Duration::from_millis(2500));
+    paused.pause();
+    runtime.run_for(secs(10));
+    assert_eq!(*count.lock().unwrap(), 2);
+    assert_eq!(runtime.task_count(), 1);
+    paused.resume();
+    runtime.run_for(Duration::from_millis(1500));
+    assert_eq!(
+        *count.lock().unwrap(),
+        4,
+        "the timer that was missed, and one more"
+    );
+}
+
+#[test]
+fn timers_are_late_when_the_clock_jumps() {
+    let runtime = VirtualRuntime::new(1);
+    let handle = runtime.handle();
+    let start = handle.now();
+    let timer = handle.timer(start + secs(1));
+    runtime.jump(secs(60));
+    runtime.block_on(timer);
+    assert!(handle.now() - start >= secs(60));
+}
+
+#[test]
 fn without_a_listener_no_connection() {
     let runtime = VirtualRuntime::new(1);
     let handle = runtime.handle();

@@ -23,7 +23,7 @@ pub(crate) use forged_peer::answer_from;
 pub use forged_peer::{ForgedPeer, proposal_from};
 pub use negotiation::{Finds, Scripted};
 pub use peer::{Raw, RawListener, Step, StreamEnd};
-pub use rdma::{RdmaHosts, RdmaWorld, SERVER, eid, is_smcr, rdma_pair};
+pub use rdma::{RdmaHosts, RdmaWorld, SERVER, are_kept, eid, is_smcr, rdma_pair};
 pub use side_channel::SideChannelPipe;
 
 use std::fmt;

@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use smc::info::RdmaGroupInfo;
 use smc::{Builder, Endpoint, Listener, Mode, Stream};
 use smc_core::device::{Device, RdmaAddress, RoceKind};
 use smc_core::negotiate::Assume;
@@ -62,10 +63,16 @@ impl RdmaWorld {
 
     /// A device with a port at each of these addresses.
     pub fn device_with_ports(&self, name: &str, lasts: &[u8]) -> Arc<MemoryRdma> {
+        self.device_at(name, 0, lasts)
+    }
+
+    /// The same at addresses in 10.0.`subnet`.0/24, which the interface may have to be given.
+    pub fn device_at(&self, name: &str, subnet: u8, lasts: &[u8]) -> Arc<MemoryRdma> {
         let mut options = RdmaOptions::default();
         for (port, last) in (1..).zip(lasts) {
-            let gid = RoceGid::from_ipv4(Ipv4Addr::new(10, 0, 0, *last));
-            let mac = Mac::new([2, 0, 0, 0, 0, *last]);
+            let ip = Ipv4Addr::new(10, 0, subnet, *last);
+            let gid = RoceGid::from_ipv4(ip);
+            let mac = Mac::new([2, 0, 0, 0, subnet, *last]);
             let address = RdmaAddress::new(gid, RoceKind::V2, mac, MtuCode::MTU_1024)
                 .with_interface("v0", 0)
                 .with_port(port);
@@ -245,6 +252,17 @@ pub fn eid() -> Eid {
 /// Whether a stream uses RDMA.
 pub fn is_smcr(stream: &Stream) -> bool {
     matches!(stream.mode(), Mode::SmcR { .. })
+}
+
+/// Whether the keys that the hosts of these groups know of each other, without connections, are
+/// those of RMBs that stay announced; of none if they keep none.
+#[must_use]
+pub fn are_kept(groups: &[RdmaGroupInfo], keeps_rkeys: bool) -> bool {
+    let sum = |of: fn(&RdmaGroupInfo) -> usize| groups.iter().map(of).sum::<usize>();
+    let kept = sum(|group| group.kept);
+    sum(|group| group.retiring) == 0
+        && sum(|group| group.rtokens) == kept
+        && (keeps_rkeys || kept == 0)
 }
 
 /// Where servers listen.

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use crate::are_kept;
 use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
 use smc_testkit::streams::{
     connect, connect_many, expect, expect_rest, join_all, patterned, transfer,
 };
+use smc_testkit::world::are_kept;
 use smc_testkit::world::{RdmaHosts, RdmaWorld, SERVER};
 
 #[test]

@@ -12,9 +12,9 @@ use smc_core::wire::llc::{Class, MessageType};
 use smc_core::wire::types::Features;
 use smc_testkit::runtime::Options;
 use smc_testkit::streams::{connect_smc, transfer_both_ways};
+use smc_testkit::world::are_kept;
 use smc_testkit::world::{RdmaHosts, RdmaWorld, SERVER, eid};
 
-use crate::are_kept;
 use crate::interceptor::{Interceptor, recorded};
 
 /// Half of a round trip, of TCP and of RDMA.

@@ -55,7 +55,11 @@ impl Direct for Fault {
 #[async_trait]
 impl Nocopy for Fault {
     async fn attach(&self, peer: Gid, token: DmbToken) -> Result<Arc<dyn Attachment>, DeviceError> {
-        self.state().reach(peer, |faults| faults.unattachable)?;
+        {
+            let mut state = self.state();
+            state.allocate()?;
+            state.reach(peer, |faults| faults.unattachable)?;
+        }
         let inner = nocopy(&*self.inner).attach(peer, token).await?;
         self.state().peers.insert(peer);
         let fault = self.clone();

@@ -90,6 +90,7 @@ impl Fault {
             ended: BTreeSet::new(),
             links: BTreeMap::new(),
             operations: 0,
+            allocation: None,
         };
         Arc::new(Self {
             inner,
@@ -100,6 +101,17 @@ impl Fault {
     /// Other faults from now on.
     pub fn set(&self, faults: Faults) {
         self.state().faults = faults;
+    }
+
+    /// Lets allocations fail: after `after` more, the next `count`. An allocation is a call that
+    /// registers or attaches a buffer, registers memory, or makes a protection domain, a queue pair
+    /// or its connection.
+    pub fn fail_allocations(&self, after: usize, count: usize, error: DeviceError) {
+        self.state().allocation = Some(FailingAllocation {
+            after,
+            count,
+            error,
+        });
     }
 
     /// Ends all peers seen so far: they are reported gone, or their links down, and nothing
@@ -148,6 +160,15 @@ struct FaultState {
     /// Links that are not down.
     links: BTreeMap<Qpn, Held>,
     operations: u64,
+    allocation: Option<FailingAllocation>,
+}
+
+/// The allocations that fail.
+#[derive(Debug)]
+struct FailingAllocation {
+    after: usize,
+    count: usize,
+    error: DeviceError,
 }
 
 /// A local link.
@@ -200,8 +221,26 @@ impl FaultState {
         }
     }
 
+    /// Counts an allocation; returns why it fails.
+    fn allocate(&mut self) -> Result<(), DeviceError> {
+        let Some(failing) = &mut self.allocation else {
+            return Ok(());
+        };
+        if let Some(after) = failing.after.checked_sub(1) {
+            failing.after = after;
+            return Ok(());
+        }
+        if let Some(count) = failing.count.checked_sub(1) {
+            failing.count = count;
+            return Err(failing.error.clone());
+        }
+        self.allocation = None;
+        Ok(())
+    }
+
     /// Whether a registration finds nothing left.
     fn exhaust(&mut self) -> Result<(), DeviceError> {
+        self.allocate()?;
         match self.has(|faults| faults.exhausted) {
             false => Ok(()),
             true if self.rng.chance(500) => Err(DeviceError::Exhausted),

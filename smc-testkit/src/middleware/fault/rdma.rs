@@ -18,6 +18,7 @@ impl Rdma for Fault {
     delegate_rdma!();
 
     async fn protection_domain(&self) -> Result<Arc<dyn ProtectionDomain>, DeviceError> {
+        self.state().allocate()?;
         let inner = rdma(&*self.inner).protection_domain().await?;
         let fault = self.clone();
         Ok(Arc::new(FaultyDomain { inner, fault }))
@@ -33,8 +34,12 @@ struct FaultyDomain {
 #[async_trait]
 impl ProtectionDomain for FaultyDomain {
     async fn open_link(&self, at: &RdmaAddress) -> Result<Box<dyn PendingLink>, DeviceError> {
-        if self.fault.state().has(|faults| faults.exhausted) {
-            return Err(DeviceError::Exhausted);
+        {
+            let mut state = self.fault.state();
+            state.allocate()?;
+            if state.has(|faults| faults.exhausted) {
+                return Err(DeviceError::Exhausted);
+            }
         }
         let inner = self.inner.open_link(at).await?;
         let fault = self.fault.clone();
@@ -64,8 +69,12 @@ impl PendingLink for FaultyPending {
         peer: LinkAddress,
         route: Route,
     ) -> Result<Arc<dyn Link>, DeviceError> {
-        if self.fault.state().has(|faults| faults.unreachable) {
-            return Err(DeviceError::Invalid("injected fault"));
+        {
+            let mut state = self.fault.state();
+            state.allocate()?;
+            if state.has(|faults| faults.unreachable) {
+                return Err(DeviceError::Invalid("injected fault"));
+            }
         }
         let qpn = self.inner.local().qpn;
         let inner = self.inner.connect(peer, route).await?;

@@ -1,0 +1,627 @@
+//! A run of a schedule.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::net::{Shutdown, SocketAddr};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use event_listener::Event as Signal;
+use futures_lite::future::{or, poll_fn};
+use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
+use smc::{ConnectOptions, Error, Stream};
+use smc_core::runtime::Runtime;
+use smc_testkit::model::{self, Rules};
+use smc_testkit::runtime::EndingRuntime;
+
+use super::connections::{Connection, Request, Verdict, Violation, WriteOp, early_data, lock};
+use super::effects::Effects;
+use super::hosts::{Host, Networks, PLAIN_PORT, PORT, SMC_PORT, address};
+use super::schedule::{Action, End, Policy, Schedule};
+
+/// Everything of a run.
+pub(crate) struct Run {
+    pub(crate) networks: Networks,
+    pub(crate) schedule: Schedule,
+    pub(crate) runtime: Arc<dyn Runtime>,
+    pub(crate) effects: Vec<Effects>,
+    start: Instant,
+    /// The present life of each host.
+    hosts: Mutex<Vec<Option<Arc<Host>>>>,
+    /// All lives of all hosts.
+    pub(crate) lives: Mutex<Vec<Arc<Host>>>,
+    /// How often each host was closed in order.
+    closes: Mutex<Vec<u8>>,
+    /// Ends the listener of each host.
+    unlisten: Vec<Signal>,
+    pub(crate) connections: Mutex<BTreeMap<u8, Arc<Connection>>>,
+    /// Server's ends that are used together with the client's.
+    parked: Mutex<BTreeMap<u8, Stream>>,
+    violation: Mutex<Option<Violation>>,
+    /// Events that take time.
+    work: AtomicUsize,
+    pub(crate) is_failing_over: AtomicBool,
+}
+
+/// What a run came to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Tally {
+    /// SMC-D, SMC-R and TCP streams of clients, and connects that failed.
+    pub(crate) direct: u64,
+    pub(crate) rdma: u64,
+    pub(crate) tcp: u64,
+    pub(crate) failed: u64,
+}
+
+/// Runs a schedule.
+pub(crate) fn run(schedule: &Schedule) -> Result<Tally, Violation> {
+    let run = Arc::new(Run::new(schedule));
+    let runtime = run.networks.runtime();
+    let outcome = runtime.try_block_on(run.live());
+    let outcome = outcome.unwrap_or_else(|stall| {
+        let kind = "no task can run, or tasks run without end";
+        Err(Violation::new(kind, format!("{stall}\n{}", run.describe())))
+    });
+    let outcome = outcome.and_then(|()| run.check_tasks());
+    // Tasks own the run.
+    runtime.close();
+    outcome.map(|()| run.tally())
+}
+
+impl Run {
+    fn new(schedule: &Schedule) -> Self {
+        let networks = Networks::new(&schedule.setting);
+        let runtime = networks.runtime().handle();
+        let count = schedule.setting.hosts.len();
+        Self {
+            start: runtime.now(),
+            runtime,
+            networks,
+            effects: Effects::of(schedule),
+            schedule: schedule.clone(),
+            hosts: Mutex::new(vec![None; count]),
+            lives: Mutex::default(),
+            closes: Mutex::new(vec![0; count]),
+            unlisten: (0..count).map(|_| Signal::new()).collect(),
+            connections: Mutex::default(),
+            parked: Mutex::default(),
+            violation: Mutex::default(),
+            work: AtomicUsize::new(0),
+            is_failing_over: AtomicBool::new(false),
+        }
+    }
+
+    /// From the start of the hosts until nothing is left.
+    async fn live(self: &Arc<Self>) -> Verdict {
+        for host in 0..self.effects.len() {
+            self.start(host).await?;
+        }
+        for event in &self.schedule.events {
+            let at = self.start + Duration::from_micros(event.at);
+            self.runtime.timer(at).await;
+            self.act(&event.action);
+        }
+        let is_done = || self.work.load(Ordering::Relaxed) == 0;
+        self.until("end of an event", LONG, is_done).await?;
+        self.repair();
+        for connection in lock(&self.connections).values() {
+            End::BOTH.iter().for_each(|end| connection.finish(*end));
+        }
+        let have_ended = || {
+            self.running()
+                .iter()
+                .all(|host| host.ends.load(Ordering::Relaxed) == 0)
+        };
+        self.until("end of streams", LONG, have_ended).await?;
+        drop(std::mem::take(&mut *lock(&self.parked)));
+        for connection in lock(&self.connections).values() {
+            self.check_setup(connection)?;
+        }
+        self.check_rest().await
+    }
+
+    /// Hosts that were not killed, closed ones as well.
+    pub(crate) fn running(&self) -> Vec<Arc<Host>> {
+        let lives = lock(&self.lives);
+        let running = lives.iter().filter(|host| !host.has_been_killed());
+        running.cloned().collect()
+    }
+
+    /// The present life of a host.
+    pub(crate) fn host(&self, index: u8) -> Option<Arc<Host>> {
+        lock(&self.hosts).get(usize::from(index)).cloned().flatten()
+    }
+
+    fn act(self: &Arc<Self>, action: &Action) {
+        match *action {
+            Action::Connect {
+                conn,
+                from,
+                to,
+                early,
+                policy,
+                give_up,
+                model,
+            } => self.connect(Request {
+                number: conn,
+                from: from.into(),
+                to: to.into(),
+                early: early.into(),
+                policy,
+                give_up,
+                model,
+            }),
+            Action::Write { conn, end, len } => {
+                self.with(conn, |conn| conn.write(end, WriteOp::Write(len as usize)));
+            }
+            Action::Read { conn, end, len } => {
+                self.with(conn, |conn| conn.read(end, len as usize));
+            }
+            Action::Shutdown { conn, end } => {
+                self.with(conn, |conn| conn.write(end, WriteOp::Shutdown));
+            }
+            Action::Close { conn, end, resets } => {
+                self.with(conn, |conn| conn.write(end, WriteOp::Close(resets)));
+            }
+            Action::Unlisten { host, time } => self.work(async move |run| {
+                let Some(host) = run.host(host) else {
+                    return;
+                };
+                // Another event has done so already.
+                if host.is_unlistened.swap(true, Ordering::Relaxed) {
+                    return;
+                }
+                run.unlisten[host.index].notify(usize::MAX);
+                run.sleep(time).await;
+                let has_ended = || !host.is_listening.load(Ordering::Relaxed);
+                run.wait(SETUP, has_ended).await;
+                let now = run.host(host.index as u8);
+                if now.is_some_and(|now| Arc::ptr_eq(&now, &host)) {
+                    run.listen(&host).await;
+                }
+                host.is_unlistened.store(false, Ordering::Relaxed);
+            }),
+            Action::Restart {
+                host,
+                is_killed,
+                time,
+            } => self.work(async move |run| {
+                let index = usize::from(host);
+                let host = lock(&run.hosts).get_mut(index).and_then(Option::take);
+                let Some(host) = host else {
+                    return;
+                };
+                run.unlisten[index].notify(usize::MAX);
+                if is_killed {
+                    host.kill(&run.networks);
+                } else {
+                    host.endpoint.close().await;
+                    let has_ended = || !host.is_listening.load(Ordering::Relaxed);
+                    run.wait(LONG, has_ended).await;
+                    host.is_closed.store(true, Ordering::Relaxed);
+                    lock(&run.closes)[index] += 1;
+                }
+                drop(host);
+                run.sleep(time).await;
+                if let Err(violation) = run.start(index).await {
+                    run.violate(violation);
+                }
+            }),
+            Action::Jump { time } => {
+                let time = Duration::from_micros(time.into());
+                self.networks.runtime().jump(time);
+            }
+            Action::Pause { host, time } => self.work(async move |run| {
+                if let Some(host) = run.host(host) {
+                    host.runtime.pause();
+                    run.sleep(time).await;
+                    if !host.has_been_killed() {
+                        host.runtime.resume();
+                    }
+                }
+            }),
+            _ => self.fault(action),
+        }
+    }
+
+    fn with(&self, conn: u8, what: impl FnOnce(&Connection)) {
+        let connection = lock(&self.connections).get(&conn).cloned();
+        if let Some(connection) = connection {
+            what(&connection);
+        }
+    }
+
+    /// Starts a task for which the end of the schedule waits.
+    pub(crate) fn work<F>(self: &Arc<Self>, task: impl FnOnce(Arc<Self>) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.work.fetch_add(1, Ordering::Relaxed);
+        let (task, run) = (task(Arc::clone(self)), Arc::clone(self));
+        self.runtime.spawn(Box::pin(async move {
+            task.await;
+            run.work.fetch_sub(1, Ordering::Relaxed);
+        }));
+    }
+
+    // ---- Hosts ---------------------------------------------------------------------------------
+
+    async fn start(self: &Arc<Self>, index: usize) -> Verdict {
+        let life = lock(&self.closes)[index];
+        let host = Host::new(&self.networks, &self.schedule.setting, index, life);
+        lock(&self.lives).push(Arc::clone(&host));
+        lock(&self.hosts)[index] = Some(Arc::clone(&host));
+        self.listen(&host).await;
+        Ok(())
+    }
+
+    async fn listen(self: &Arc<Self>, host: &Arc<Host>) {
+        let listener = match host.listen().await {
+            Ok(listener) => listener,
+            Err(_) if host.is_closed.load(Ordering::Relaxed) || host.has_been_killed() => return,
+            Err(error) => {
+                let kind = "listener cannot be bound";
+                return self.violate(Violation::new(kind, error.to_string()));
+            }
+        };
+        let stop = self.unlisten[host.index].listen();
+        host.is_listening.store(true, Ordering::Relaxed);
+        let (run, host) = (Arc::clone(self), Arc::clone(host));
+        let runtime = Arc::clone(&host.runtime);
+        runtime.spawn(Box::pin(async move {
+            let accepting = async {
+                while let Ok((stream, client)) = listener.accept().await {
+                    run.accepted(&host, stream, client);
+                }
+            };
+            or(stop, accepting).await;
+            drop(listener);
+            host.is_listening.store(false, Ordering::Relaxed);
+        }));
+    }
+
+    fn accepted(self: &Arc<Self>, host: &Arc<Host>, stream: Stream, client: SocketAddr) {
+        let number = [SMC_PORT, PLAIN_PORT]
+            .iter()
+            .find_map(|first| u8::try_from(client.port().checked_sub(*first)?).ok());
+        let connection = number.and_then(|number| lock(&self.connections).get(&number).cloned());
+        let run = Arc::clone(self);
+        let Some(connection) = connection else {
+            return host.use_end(async move { run.expect_no_data(stream).await });
+        };
+        match connection.opened(End::Server, stream.mode()) {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(violation) => return self.violate(violation),
+        }
+        if connection.request.model != 0 {
+            lock(&self.parked).insert(connection.request.number, stream);
+            return;
+        }
+        host.use_end(async move { run.use_stream(&connection, End::Server, stream).await });
+    }
+
+    /// A PROPOSAL that was sent again makes no stream with data.
+    async fn expect_no_data(&self, mut stream: Stream) {
+        let is_smc = stream.mode().is_smc();
+        if let (true, Ok(1..)) = (is_smc, stream.read(&mut [0; 8]).await) {
+            let what = stream.mode().to_string();
+            self.violate(Violation::new(
+                "data of a PROPOSAL that was sent again",
+                what,
+            ));
+        }
+    }
+
+    // ---- Connections ---------------------------------------------------------------------------
+
+    fn connect(self: &Arc<Self>, request: Request) {
+        let (from, to) = (request.from, request.to);
+        let Some(host) = u8::try_from(from).ok().and_then(|from| self.host(from)) else {
+            return;
+        };
+        let mut connections = lock(&self.connections);
+        if from == to || to >= self.effects.len() || connections.contains_key(&request.number) {
+            return;
+        }
+        let effects = self.effects[from].with(self.effects[to]);
+        let connection = Arc::new(Connection::new(request, effects));
+        connections.insert(request.number, Arc::clone(&connection));
+        let (run, client) = (Arc::clone(self), Arc::clone(&host));
+        host.use_end(async move {
+            if let Some(stream) = run.client(&client, &connection).await {
+                match connection.request.model {
+                    0 => run.use_stream(&connection, End::Client, stream).await,
+                    seed => run.use_both(&client, &connection, seed, stream).await,
+                }
+            }
+        });
+    }
+
+    /// The client's stream.
+    async fn client(&self, host: &Host, connection: &Connection) -> Option<Stream> {
+        let request = connection.request;
+        let (policy, first) = match request.policy {
+            Policy::Prefer => (smc::Policy::Prefer, SMC_PORT),
+            Policy::Require => (smc::Policy::Require, SMC_PORT),
+            Policy::Never => (smc::Policy::Never, PLAIN_PORT),
+        };
+        let port = first + u16::from(request.number);
+        let options = ConnectOptions::new()
+            .local((address(request.from), port).into())
+            .policy(policy)
+            .early_data(early_data(request.number, request.early));
+        connection.offer_early();
+        let begin = self.runtime.now();
+        let to = SocketAddr::new(address(request.to), PORT);
+        let connecting = async { Some(host.endpoint.connect_with(to, &options).await) };
+        let connected = match request.give_up {
+            0 => connecting.await,
+            time => {
+                let given_up = async {
+                    self.sleep(time).await;
+                    None
+                };
+                or(connecting, given_up).await
+            }
+        };
+        let took = self.runtime.now() - begin;
+        let most = match connection.effects.may_fail() {
+            true => LONG,
+            false => SETUP,
+        };
+        if took > most {
+            let what = format!("{took:?}: {}", connection.description());
+            self.violate(Violation::new("set-up takes too long", what));
+        }
+        match connected {
+            Some(Ok(stream)) => {
+                if let Err(violation) = connection.opened(End::Client, stream.mode()) {
+                    self.violate(violation);
+                }
+                Some(stream)
+            }
+            Some(Err(Error::Declined(reason))) => {
+                connection.failed("declined".into(), Some(reason));
+                None
+            }
+            Some(Err(error)) => {
+                connection.failed(error.to_string(), None);
+                if !connection.may_fail() {
+                    let what = connection.description();
+                    self.violate(Violation::new("connect fails without cause", what));
+                }
+                None
+            }
+            None => {
+                connection.failed("given up".into(), None);
+                None
+            }
+        }
+    }
+
+    /// Reads and writes as scheduled.
+    async fn use_stream(&self, connection: &Connection, end: End, stream: Stream) {
+        let result = {
+            let mut writing = pin!(write(connection, end, &stream));
+            let mut reading = pin!(read(connection, end, &stream));
+            let (mut is_written, mut is_read) = (false, false);
+            poll_fn(|cx| {
+                if !is_written {
+                    match writing.as_mut().poll(cx) {
+                        Poll::Ready(Ok(Written::Closes)) => return Poll::Ready(Ok(())),
+                        Poll::Ready(Ok(Written::All)) => is_written = true,
+                        Poll::Ready(Err(violation)) => return Poll::Ready(Err(violation)),
+                        Poll::Pending => {}
+                    }
+                }
+                if !is_read {
+                    match reading.as_mut().poll(cx) {
+                        Poll::Ready(Ok(())) => is_read = true,
+                        Poll::Ready(Err(violation)) => return Poll::Ready(Err(violation)),
+                        Poll::Pending => {}
+                    }
+                }
+                match is_written && is_read {
+                    true => Poll::Ready(Ok(())),
+                    false => Poll::Pending,
+                }
+            })
+            .await
+        };
+        if let Err(violation) = result {
+            self.violate(violation);
+        }
+        connection.closed(end);
+        drop(stream);
+    }
+
+    /// Uses both ends at random.
+    async fn use_both(&self, host: &Host, connection: &Connection, seed: u64, stream: Stream) {
+        let number = connection.request.number;
+        let has_come = || lock(&self.parked).contains_key(&number);
+        let found = self.wait(LISTENER_TIME, has_come).await;
+        let server = lock(&self.parked).remove(&number);
+        let (Some(mut server), true) = (server, found) else {
+            // It is checked at the end whether there had to be one.
+            return;
+        };
+        let [client, other] = [stream.mode().is_smc(), server.mode().is_smc()];
+        let is_strict =
+            !connection.effects.may_fail() && !connection.effects.may_abort(stream.mode());
+        // A lost TCP connection is an error of its own for each operation.
+        let is_lost = !client && connection.effects.on_tcp;
+        if client != other && !is_strict || is_lost {
+            return;
+        }
+        let mut early = vec![0; connection.request.early];
+        match server.read_exact(&mut early).await {
+            Ok(()) if early == early_data(number, early.len()) => {}
+            Ok(()) => {
+                let what = connection.description();
+                return self.violate(Violation::new("wrong early data", what));
+            }
+            Err(_) if !is_strict => return,
+            Err(error) => {
+                let what = format!("{error}: {}", connection.description());
+                return self.violate(Violation::new("no early data", what));
+            }
+        }
+        let rules = Rules::relaxed().with_timeout(LONG);
+        let rules = match is_strict {
+            true => rules,
+            false => rules.with_aborts(),
+        };
+        let runtime: Arc<dyn Runtime> = Arc::<EndingRuntime>::clone(&host.runtime);
+        if let Err(violation) = model::run(seed, &runtime, (stream, server), rules).await {
+            let what = format!("{violation}\n{}", connection.description());
+            self.violate(Violation::new("random use of a stream", what));
+        }
+    }
+
+    // ---- Time ----------------------------------------------------------------------------------
+
+    pub(crate) async fn sleep(&self, micros: u32) {
+        let time = Duration::from_micros(micros.into());
+        self.runtime.timer(self.runtime.now() + time).await;
+    }
+
+    /// Waits until something holds; states whether it did in time.
+    pub(crate) async fn wait(&self, time: Duration, is_so: impl Fn() -> bool) -> bool {
+        let end = self.runtime.now() + time;
+        let mut pause = 100;
+        while !is_so() {
+            if self.runtime.now() > end {
+                return false;
+            }
+            self.sleep(pause).await;
+            pause = (pause * 2).min(1_000_000);
+        }
+        true
+    }
+
+    /// The same, where it is a violation if it does not hold in time.
+    pub(crate) async fn until(
+        &self,
+        what: &str,
+        time: Duration,
+        is_so: impl Fn() -> bool,
+    ) -> Verdict {
+        let is_broken = || lock(&self.violation).is_some();
+        let held = self.wait(time, || is_broken() || is_so()).await;
+        if let Some(violation) = lock(&self.violation).take() {
+            return Err(violation);
+        }
+        match held {
+            true => Ok(()),
+            false => Err(Violation::new(format!("no {what}"), self.describe())),
+        }
+    }
+
+    /// Keeps the first violation.
+    pub(crate) fn violate(&self, violation: Violation) {
+        lock(&self.violation).get_or_insert(violation);
+    }
+
+    /// Lets go of everything that an endpoint could be kept by.
+    pub(crate) fn drop_hosts(&self) {
+        drop(std::mem::take(&mut *lock(&self.hosts)));
+        drop(std::mem::take(&mut *lock(&self.lives)));
+    }
+
+    fn tally(&self) -> Tally {
+        let mut tally = Tally::default();
+        for connection in lock(&self.connections).values() {
+            let [client, _] = connection.ends();
+            *match client.mode {
+                Some(smc::Mode::SmcD { .. }) => &mut tally.direct,
+                Some(smc::Mode::SmcR { .. }) => &mut tally.rdma,
+                Some(_) => &mut tally.tcp,
+                None => &mut tally.failed,
+            } += 1;
+        }
+        tally
+    }
+
+    pub(crate) fn describe(&self) -> String {
+        let mut text = format!("after {:?}\n", self.networks.runtime().elapsed());
+        for connection in lock(&self.connections).values() {
+            text += &format!("{}\n", connection.description());
+        }
+        for host in self.running() {
+            text += &host.describe();
+        }
+        text
+    }
+}
+
+/// How the writer of a stream ends.
+enum Written {
+    All,
+    /// The stream is dropped, whatever is to be read.
+    Closes,
+}
+
+async fn write(
+    connection: &Connection,
+    end: End,
+    mut stream: &Stream,
+) -> Result<Written, Violation> {
+    let mut is_broken = false;
+    loop {
+        match connection.next_write(end).await {
+            WriteOp::Write(mut left) => {
+                while left > 0 && !is_broken {
+                    let data = connection.offer(end, left.min(PIECE));
+                    let result = stream.write(&data).await;
+                    connection.wrote(end, &result)?;
+                    left -= result.as_ref().unwrap_or(&0);
+                    is_broken = result.is_err();
+                }
+            }
+            WriteOp::Shutdown => shut_down(connection, end, stream)?,
+            WriteOp::Close(resets) => {
+                if resets && stream.set_zero_linger().is_err() {
+                    return Err(Violation::new("linger time cannot be set", ""));
+                }
+                return Ok(Written::Closes);
+            }
+            WriteOp::Finish => {
+                shut_down(connection, end, stream)?;
+                return Ok(Written::All);
+            }
+        }
+    }
+}
+
+fn shut_down(connection: &Connection, end: End, stream: &Stream) -> Verdict {
+    connection.shut(end);
+    connection.shut_down(end, &stream.shutdown_how(Shutdown::Write))
+}
+
+async fn read(connection: &Connection, end: End, mut stream: &Stream) -> Verdict {
+    let mut buf = [0; PIECE];
+    loop {
+        let len = connection.next_read(end).await.min(PIECE);
+        let result = stream.read(&mut buf[..len]).await;
+        connection.took(end, &buf, &result)?;
+        if !matches!(result, Ok(1..)) {
+            return Ok(());
+        }
+    }
+}
+
+/// Of one read or write.
+const PIECE: usize = 8192;
+
+/// Far more than all that may have to be waited for.
+const LONG: Duration = Duration::from_secs(400);
+
+/// For which a set-up takes at most.
+const SETUP: Duration = Duration::from_millis(4500);
+
+/// For which a client waits for the server's end.
+const LISTENER_TIME: Duration = Duration::from_secs(20);
