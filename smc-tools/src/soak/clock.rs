@@ -1,7 +1,5 @@
 //! Steps of the system's clock (CLOCK_REALTIME).
 
-use std::time::Duration;
-
 use anyhow::{Context as _, Result};
 use nix::sys::time::{TimeSpec, TimeValLike as _};
 use nix::time::{ClockId, clock_gettime, clock_settime};
@@ -22,7 +20,7 @@ impl Clock {
 
     /// Makes it up to a day fast or slow.
     pub(super) fn step(&mut self, rng: &mut fastrand::Rng) -> Result<()> {
-        let most = STEPS[rng.usize(0..STEPS.len())].as_secs().cast_signed();
+        let most = STEPS[rng.usize(0..STEPS.len())];
         self.step_to(rng.i64(-most..=most))
     }
 
@@ -42,8 +40,5 @@ impl Drop for Clock {
     }
 }
 
-const STEPS: [Duration; 3] = [
-    Duration::from_secs(2),
-    Duration::from_secs(3600),
-    Duration::from_secs(24 * 3600),
-];
+/// Seconds.
+const STEPS: [i64; 3] = [2, 3600, 24 * 3600];

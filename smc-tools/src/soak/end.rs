@@ -306,7 +306,10 @@ impl Process {
                     Ending::Unused => counts.unused += 1,
                 }
             }
-            Err(why) => violation(&why.to_string()),
+            Err(why) => {
+                let mode = if is_smc { "SMC" } else { "TCP" };
+                violation(&format!("{why}, over {mode}"));
+            }
         }
     }
 

@@ -9,19 +9,13 @@ use crate::workload::{Script, Step};
 /// link is lost and comes back. It is always the link that connections have moved to before. The
 /// last loss is that of a device, which does not come back.
 pub(crate) fn epoch(number: u32) -> Scenario {
+    let mut begin = vec![Action::Await(Shape::Symmetric)];
+    begin.extend(go_on());
     let mut scenario = Scenario::new("failovers", "links are lost and come back under load")
         .both(|node| node.devices = 2)
-        .trigger(
-            ScenarioEnd::Subject,
-            "linked",
-            [
-                Action::Await(Shape::Symmetric),
-                Action::ExpectResources(ScenarioEnd::Subject),
-                Action::ExpectResources(ScenarioEnd::Peer),
-                Action::Go(ScenarioEnd::Subject),
-            ],
-        );
-    let mut subject = vec![Step::Gate("linked".into())];
+        .trigger(ScenarioEnd::Subject, "open", begin);
+    // The mark comes once, so that no action waits for another connection's.
+    let mut subject = vec![Step::Mark("open".into()), Step::Gate("begin".into())];
     let mut peer = Vec::new();
     for failover in 0..IN_EPOCH {
         let loaded = format!("loaded {failover}");
@@ -84,11 +78,15 @@ fn actions(epoch: u32, failover: u32) -> Vec<Action> {
     }
     // Each connection has gone on.
     actions.push(Action::AwaitGate(ScenarioEnd::Subject, failover));
-    let both = [ScenarioEnd::Subject, ScenarioEnd::Peer];
-    actions.extend(both.map(Action::ExpectResources));
-    let go = (0..CONNECTIONS).map(|_| Action::Go(ScenarioEnd::Subject));
-    actions.extend(go);
+    actions.extend(go_on());
     actions
+}
+
+/// Has connections leave a gate, when both ends have what they had before.
+fn go_on() -> impl Iterator<Item = Action> {
+    let both = [ScenarioEnd::Subject, ScenarioEnd::Peer];
+    let go = (0..CONNECTIONS).map(|_| Action::Go(ScenarioEnd::Subject));
+    both.into_iter().map(Action::ExpectResources).chain(go)
 }
 
 fn end(number: u32) -> ScenarioEnd {
