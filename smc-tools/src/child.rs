@@ -29,17 +29,20 @@ pub(crate) fn report(what: &impl Serialize) -> Result<()> {
     writeln!(io::stdout(), "{line}").context("cannot send to the parent")
 }
 
-/// Starts this program with a subcommand and its task, in JSON. Returns the process, which has a
-/// pipe for standard input, and the lines of its standard output.
+/// Starts this program with a subcommand and its task, in JSON, and with these variables in its
+/// environment too. Returns the process, which has a pipe for standard input, and the lines of its
+/// standard output.
 pub(crate) fn start(
     subcommand: &str,
     task: &impl Serialize,
     errors: Stdio,
+    environment: &[(&str, &str)],
 ) -> Result<(Child, mpsc::Receiver<io::Result<String>>)> {
     let program = std::env::current_exe().context("cannot find the program itself")?;
     let mut child = Command::new(program)
         .arg(subcommand)
         .arg(serde_json::to_string(task)?)
+        .envs(environment.iter().copied())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(errors)

@@ -35,7 +35,7 @@ pub(crate) fn run() -> Result<bool> {
         log: false,
         capture: true,
     };
-    let (outcome, _) = runner::run(&mut lab, &run, show)?;
+    let outcome = runner::run(&mut lab, &run, show)?.outcome;
     let capture = runner::kept(&run)?;
     let mut timeline = messages(&run, &capture)?;
     timeline.extend(sent_events(&run, &fs::read(&capture)?));

@@ -100,6 +100,12 @@ impl Jobs {
         job.kill().context("cannot kill")
     }
 
+    pub(crate) fn pid(&self, run: u32) -> Result<u32> {
+        let running = self.lock();
+        let job = running.get(&run).context("no such side")?;
+        Ok(lock(&job.child).id())
+    }
+
     fn follow(
         &self,
         run: u32,

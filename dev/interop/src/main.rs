@@ -20,6 +20,7 @@ mod lab;
 mod protocol;
 mod runner;
 mod scenario;
+mod soak;
 mod sockets;
 mod workload;
 
@@ -33,7 +34,7 @@ use anyhow::{Result, ensure};
 use clap::{Args, Parser, Subcommand};
 
 use lab::{Lab, Version};
-use runner::{Outcome, Pairing, Run, Show, Table};
+use runner::{Counts, Finished, Outcome, Pairing, Run, Show, Table};
 
 /// Runs unmodified Linux kernels in virtual machines against the userspace stack
 #[derive(Debug, Parser)]
@@ -59,6 +60,8 @@ enum Command {
     Hosts(hosts::HostsArgs),
     /// Run a program of this machine in a guest with two soft-RoCE devices, rxe0 and rxe1
     Guest(inside::GuestArgs),
+    /// Failovers under load between ours and ours, one after the other
+    Soak(soak::SoakArgs),
     /// Compare what `smc ss --kernel` shows in guests with what strace reads there
     Sockets(sockets::SocketsArgs),
     /// SMC-D between this host and guests, over ivshmem
@@ -126,6 +129,7 @@ fn main() -> ExitCode {
         Command::Early(args) => early::run(&args),
         Command::Hosts(args) => hosts::run(&args),
         Command::Guest(args) => inside::run(&args),
+        Command::Soak(args) => soak::run(&args),
         Command::Sockets(args) => sockets::run(&args),
         #[cfg(feature = "ism")]
         Command::Ism(args) => ism::run(&args),
@@ -193,7 +197,7 @@ fn run_in_turn(runs: &Mutex<VecDeque<Run>>, show: Show, table: &Mutex<Table>) {
         if booted.replace(run.scenario.kernel) != Some(run.scenario.kernel) {
             lab = None;
         }
-        let (outcome, took) = perform(&mut lab, &run, show, table);
+        let Finished { outcome, took, .. } = perform(&mut lab, &run, show, table);
         lock(table).add(&run, outcome, took);
     }
 }
@@ -230,12 +234,7 @@ fn chosen(args: &RunArgs) -> Result<Vec<(Run, Option<String>)>> {
 }
 
 /// Boots when there are no guests, or when the last run has left them unusable.
-fn perform(
-    lab: &mut Option<Lab>,
-    run: &Run,
-    show: Show,
-    table: &Mutex<Table>,
-) -> (Outcome, Duration) {
+fn perform(lab: &mut Option<Lab>, run: &Run, show: Show, table: &Mutex<Table>) -> Finished {
     let started = Instant::now();
     let result = (|| {
         let booted = match lab.take() {
@@ -250,20 +249,24 @@ fn perform(
         runner::run(lab.insert(booted), run, show)
     })();
     match result {
-        Ok((outcome, took)) => {
+        Ok(finished) => {
             // What this run has left must not fail the next.
             let is_spent = |lab: &mut Lab| runner::is_spent(lab).unwrap_or(true);
-            if matches!(outcome, Outcome::Failed(_))
+            if matches!(finished.outcome, Outcome::Failed(_))
                 || run.has_unclosable_kernel()
                 || lab.as_mut().is_none_or(is_spent)
             {
                 *lab = None;
             }
-            (outcome, took)
+            finished
         }
         Err(error) => {
             *lab = None;
-            (Outcome::Failed(format!("{error:#}")), started.elapsed())
+            Finished {
+                outcome: Outcome::Failed(format!("{error:#}")),
+                took: started.elapsed(),
+                counts: Counts::default(),
+            }
         }
     }
 }

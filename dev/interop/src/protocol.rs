@@ -48,6 +48,10 @@ pub(crate) enum Order {
     Go { run: u32 },
     /// End a side at once, as the out-of-memory killer would.
     Kill { run: u32 },
+    /// Answer: the [`Resources`] of a side and of all RDMA devices.
+    Resources { run: u32 },
+    /// Set the clock (CLOCK_REALTIME) forward by so many seconds.
+    StepClock(i64),
     /// Switch the machine off. No answer.
     PowerOff,
 }
@@ -156,6 +160,28 @@ pub(crate) enum Event {
     /// The process has ended. `None`: killed by a signal.
     Ended(Option<i32>),
 }
+
+/// What a process has, and what all have of RDMA devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Resources {
+    pub(crate) descriptors: usize,
+    pub(crate) threads: usize,
+    pub(crate) queue_pairs: usize,
+    pub(crate) registrations: usize,
+}
+
+impl Resources {
+    /// Whether there is hardly more of anything: a script has some threads more while it sends.
+    pub(crate) fn is_within(&self, most: &Self) -> bool {
+        self.descriptors <= most.descriptors
+            && self.threads <= most.threads + THREADS
+            && self.queue_pairs <= most.queue_pairs
+            && self.registrations <= most.registrations
+    }
+}
+
+/// What a script may have started in between: fewer than one for each failover of an epoch.
+const THREADS: usize = 4;
 
 /// What `smcss` and `smcr` would show.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

@@ -126,7 +126,7 @@ impl End {
     }
 
     fn start_child(task: &Task, errors: Stdio) -> Result<Self> {
-        let (mut child, lines) = child::start("bench-end", task, errors)?;
+        let (mut child, lines) = child::start("bench-end", task, errors, &[])?;
         Ok(Self {
             lines,
             errors: child.stderr.take().map(lines_of),

@@ -14,7 +14,6 @@ use anyhow::{Context as _, Result, bail};
 use futures::StreamExt as _;
 use futures::channel::{mpsc, oneshot};
 use futures_lite::future::or;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 use smc::device::Device;
 use smc::{Domain, Endpoint, Stream};
@@ -24,6 +23,7 @@ use smc_transport_loop::LoopDevice;
 
 use super::Transport;
 use super::exchange::{self, Ending, Exchange, HANG, Violation};
+use super::limit::{self, Limit, Limited};
 use crate::child::{self, report};
 use crate::runtime::Runtime;
 
@@ -58,8 +58,8 @@ pub(super) enum Order {
     Exchange { at: String, tasks: u32, seed: u64 },
     /// A client's: where the server is now.
     At(String),
-    /// Has no descriptor to spare for this time.
-    LimitDescriptors { millis: u64 },
+    /// Has nothing of that to spare for this time.
+    Limit { what: Limited, millis: u64 },
     /// Ends what is under way, and gives back what is kept for later connections.
     Quiesce,
     /// A client's: sends so many bytes in each direction on one connection.
@@ -87,6 +87,8 @@ pub(super) struct Counts {
     pub(super) reset: u64,
     /// Those whose peer was lost.
     pub(super) lost: u64,
+    /// Those that ended for want of memory.
+    pub(super) starved: u64,
     /// Those that a server has accepted whose client has not waited for it.
     pub(super) unused: u64,
     /// Connections that did not come about.
@@ -102,6 +104,7 @@ impl Counts {
         self.whole += other.whole;
         self.reset += other.reset;
         self.lost += other.lost;
+        self.starved += other.starved;
         self.unused += other.unused;
         self.refused += other.refused;
         self.fallback += other.fallback;
@@ -117,6 +120,7 @@ pub(crate) fn run(args: &child::Args) -> Result<bool> {
 }
 
 async fn perform(task: Task) -> Result<()> {
+    limit::grow_heap();
     let mut orders = orders();
     let device = device(&task)?;
     let mut builder = task.runtime.endpoint()?.device(Arc::clone(&device));
@@ -133,10 +137,8 @@ async fn perform(task: Task) -> Result<()> {
         device,
         transport: task.transport,
         state: Mutex::default(),
-        descriptors: Mutex::new(Descriptors {
-            limits: getrlimit(Resource::RLIMIT_NOFILE)?,
-            limited_until: None,
-        }),
+        descriptors: Mutex::new(Limit::new(Limited::Descriptors)?),
+        memory: Mutex::new(Limit::new(Limited::Memory)?),
         active: AtomicU64::new(0),
         is_stopping: AtomicBool::new(false),
     });
@@ -155,7 +157,7 @@ async fn perform(task: Task) -> Result<()> {
                 process.start(at, tasks, seed);
             }
             Order::At(at) => process.state().at = at,
-            Order::LimitDescriptors { millis } => process.limit_descriptors(millis)?,
+            Order::Limit { what, millis } => process.limit(what, millis)?,
             Order::Quiesce => {
                 process.quiesce().await;
                 let counts = std::mem::take(&mut process.state().counts);
@@ -175,7 +177,8 @@ struct Process {
     device: Arc<dyn Device>,
     transport: Transport,
     state: Mutex<State>,
-    descriptors: Mutex<Descriptors>,
+    descriptors: Mutex<Limit>,
+    memory: Mutex<Limit>,
     /// Exchanges under way, and tasks that make them.
     active: AtomicU64,
     is_stopping: AtomicBool,
@@ -186,14 +189,6 @@ struct State {
     counts: Counts,
     /// The server.
     at: String,
-}
-
-/// How many descriptors the process may have.
-struct Descriptors {
-    /// The soft and the hard limit that it was started with.
-    limits: (u64, u64),
-    /// Until then there are none to spare.
-    limited_until: Option<Instant>,
 }
 
 /// A listener and its task, which end together.
@@ -307,56 +302,48 @@ impl Process {
                     Ending::Whole => counts.whole += 1,
                     Ending::Reset => counts.reset += 1,
                     Ending::Lost => counts.lost += 1,
+                    Ending::Starved => counts.starved += 1,
                     Ending::Unused => counts.unused += 1,
                 }
             }
-            Err(why) => violation(&why.to_string()),
+            Err(why) => {
+                let mode = if is_smc { "SMC" } else { "TCP" };
+                violation(&format!("{why}, over {mode}"));
+            }
         }
     }
 
-    /// Leaves a few descriptors for this time.
-    fn limit_descriptors(self: &Arc<Self>, millis: u64) -> Result<()> {
+    /// Leaves little of something for this time.
+    fn limit(self: &Arc<Self>, what: Limited, millis: u64) -> Result<()> {
         let time = Duration::from_millis(millis);
-        let mut descriptors = self.descriptors();
-        let until = descriptors.limited_until.max(Some(Instant::now() + time));
-        descriptors.limited_until = until;
-        let open = fs_err::read_dir("/proc/self/fd")?.count() as u64;
-        let (soft, hard) = descriptors.limits;
-        setrlimit(Resource::RLIMIT_NOFILE, soft.min(open + 4), hard)?;
-        drop(descriptors);
+        self.limit_of(what).lower(Instant::now() + time)?;
         let process = Arc::clone(self);
         self.runtime.detach(async move {
             process.runtime.sleep(time).await;
-            process.restore_descriptors(Some(Instant::now()));
+            process.restore(what, Some(Instant::now()));
         });
         Ok(())
     }
 
-    /// Ends the limit, at this time only if it is not to last longer.
-    fn restore_descriptors(&self, at: Option<Instant>) {
-        let mut descriptors = self.descriptors();
-        if at.is_some() && descriptors.limited_until > at {
-            return;
-        }
-        if descriptors.limited_until.take().is_some() {
-            let (soft, hard) = descriptors.limits;
-            if let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, soft, hard) {
-                violation(&format!(
-                    "cannot raise the limit of descriptors again: {error}"
-                ));
-            }
+    fn restore(&self, what: Limited, at: Option<Instant>) {
+        if let Err(error) = self.limit_of(what).restore(at) {
+            violation(&format!("{error:#}"));
         }
     }
 
-    fn descriptors(&self) -> MutexGuard<'_, Descriptors> {
-        let descriptors = self.descriptors.lock();
-        descriptors.unwrap_or_else(PoisonError::into_inner)
+    fn limit_of(&self, what: Limited) -> MutexGuard<'_, Limit> {
+        let limit = match what {
+            Limited::Descriptors => &self.descriptors,
+            Limited::Memory => &self.memory,
+        };
+        limit.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until nothing is under way.
     async fn quiesce(&self) {
         self.is_stopping.store(true, Ordering::Release);
-        self.restore_descriptors(None);
+        self.restore(Limited::Descriptors, None);
+        self.restore(Limited::Memory, None);
         let until = Instant::now() + 2 * HANG;
         while self.active.load(Ordering::Acquire) > 0 {
             if Instant::now() > until {

@@ -1,5 +1,6 @@
 //! The processes of the soak, as their parent sees them.
 
+use std::collections::HashMap;
 use std::io::Write as _;
 use std::process::{Child, Stdio};
 use std::sync::mpsc;
@@ -12,7 +13,9 @@ use nix::unistd::Pid;
 use super::census::{Baseline, Census};
 use super::end::{Counts, Event, Order, Task};
 use super::exchange::HANG;
+use super::limit::{HEAP, Limited};
 use crate::child;
+use crate::runtime::Runtime;
 
 /// A process of the soak, killed when dropped.
 pub(super) struct End {
@@ -21,7 +24,8 @@ pub(super) struct End {
     task: Task,
     child: Child,
     lines: mpsc::Receiver<std::io::Result<String>>,
-    baseline: Baseline,
+    /// Of this and the processes before it, which may have had another runtime.
+    baselines: HashMap<Runtime, Baseline>,
     /// A stopped process goes on then.
     stopped_until: Option<Instant>,
     pub(super) violations: Vec<String>,
@@ -29,13 +33,13 @@ pub(super) struct End {
 
 impl End {
     pub(super) fn start(name: &str, task: Task) -> Result<Self> {
-        let (child, lines) = child::start("soak-end", &task, Stdio::inherit())?;
+        let (child, lines) = child::start("soak-end", &task, Stdio::inherit(), HEAP)?;
         let mut end = Self {
             name: name.to_owned(),
             task,
             child,
             lines,
-            baseline: Baseline::default(),
+            baselines: HashMap::new(),
             stopped_until: None,
             violations: Vec::new(),
         };
@@ -55,6 +59,12 @@ impl End {
         stdin
             .write_all(line.as_bytes())
             .with_context(|| format!("{} has ended", self.name))
+    }
+
+    /// Has it lack something for this time.
+    pub(super) fn limit(&mut self, what: Limited, time: Duration) -> Result<()> {
+        let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        self.order(&Order::Limit { what, millis })
     }
 
     /// Has a server listen anew. Returns where.
@@ -135,14 +145,21 @@ impl End {
         }
     }
 
-    /// Kills it, and starts another one in its place.
+    /// Kills it, and starts another one in its place. On a machine with a high load a device may
+    /// not be made in time, so that it takes another start.
     pub(super) fn kill_and_restart(&mut self, task: Task) -> Result<()> {
         self.take_reports();
-        let violations = std::mem::take(&mut self.violations);
-        let name = self.name.clone();
         self.kill();
-        *self = Self::start(&name, task)?;
-        self.violations = violations;
+        let mut starts = 1;
+        let mut new = loop {
+            match Self::start(&self.name, task.clone()) {
+                Err(_has_ended) if starts < STARTS => starts += 1,
+                started => break started?,
+            }
+        };
+        new.violations.append(&mut self.violations);
+        new.baselines = std::mem::take(&mut self.baselines);
+        *self = new;
         Ok(())
     }
 
@@ -177,22 +194,17 @@ impl End {
         self.stopped_until.is_some()
     }
 
-    /// Checks that an idle process has what it had, once what closes later is closed.
+    /// Checks that an idle process has what it and those before it had, once what closes later is
+    /// closed.
     pub(super) fn check_census(&mut self) -> Result<Census> {
-        let until = Instant::now() + SETTLING;
-        loop {
-            let census = Census::take(self.child.id())?;
-            if self.baseline.accepts(census) {
-                self.baseline.add(census);
-                return Ok(census);
-            }
-            if Instant::now() > until {
-                let most = self.baseline.most();
-                self.violate(&format!("{census} when idle, and at most {most} before"));
-                return Ok(census);
-            }
-            std::thread::sleep(Duration::from_millis(50));
+        let pid = self.child.id();
+        let baseline = self.baselines.entry(self.task.runtime).or_default();
+        let (census, is_accepted) = baseline.check(|| Census::of_process(pid, &self.task.dir))?;
+        if !is_accepted {
+            let most = baseline.most().clone();
+            self.violate(&format!("{census} when idle, and at most {most} before"));
         }
+        Ok(census)
     }
 
     /// Ends it in order.
@@ -221,8 +233,8 @@ impl Drop for End {
     }
 }
 
+/// How often a process is started that ends at once.
+const STARTS: u32 = 3;
+
 /// How long an answer may take: longer than the longest exchange.
 const ANSWER: Duration = HANG.saturating_mul(3);
-
-/// How long threads of runtimes and closing threads may last that have nothing more to do.
-const SETTLING: Duration = Duration::from_secs(30);

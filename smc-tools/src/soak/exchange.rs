@@ -38,6 +38,8 @@ pub(super) enum Ending {
     Reset,
     /// The peer or its process was lost.
     Lost,
+    /// An end of it lacked memory.
+    Starved,
     /// Before the client sent anything: it had no answer in time, and has connected again.
     Unused,
 }
@@ -326,6 +328,7 @@ fn lost(error: &io::Error) -> Result<Ending, Violation> {
         | ErrorKind::ConnectionAborted
         | ErrorKind::BrokenPipe
         | ErrorKind::NotConnected => Ok(Ending::Lost),
+        ErrorKind::OutOfMemory => Ok(Ending::Starved),
         _ => Err(Violation::Error(error.to_string())),
     }
 }

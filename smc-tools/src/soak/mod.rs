@@ -1,28 +1,32 @@
 //! `smc soak`: processes that exchange data for a long time while others of them are killed,
-//! stopped and deprived of descriptors.
+//! stopped and deprived of descriptors and memory.
 //!
 //! A server and clients have faults ([`fault`]); another server with its client, of the same
 //! directory, has none, and must not notice. An epoch lasts some seconds. Then all exchanges end
-//! ([`exchange`] checks each byte of them), and the processes are to have what they had after the
-//! first epochs ([`census`]). Every fourth epoch is without faults.
+//! ([`exchange`] checks each byte of them), and the processes and their directory are to have what
+//! they had after the first epochs ([`census`]). Every fourth epoch is without faults.
 
 mod census;
+mod clock;
 mod end;
 mod ends;
 mod exchange;
 mod fault;
+mod limit;
 mod summary;
 
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use end::run as run_end;
 
+use census::{Baseline, Census};
+use clock::Clock;
 use end::{Order, Role, Task};
 use ends::End;
 use fault::Fault;
@@ -35,8 +39,8 @@ use crate::{child, endpoint, output, values};
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 A violation is a byte that is wrong or missing, a connection that does not end within a minute, one
-that is lost without a fault that ends connections, much more of what a process has when it is idle than
-after its first epochs, and throughput that falls below all of the first third of the epochs.
+that is lost without a fault that ends connections, much more of what a process or the directory of all has
+when all are idle than after the first epochs, and throughput that falls below all of the first third of the epochs.
 The exit status is 0 if there was none.")]
 pub(crate) struct Args {
     /// For how long
@@ -71,6 +75,14 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value = "64M", value_parser = values::size)]
     measured: u64,
 
+    /// Only this fault, such as `kill-server`; several times for several
+    #[arg(long, value_name = "NAME")]
+    fault: Vec<Fault>,
+
+    /// Step the clock of this machine too, which is to have no other purpose, by up to a day
+    #[arg(long)]
+    clock_steps: bool,
+
     /// Of faults and data; by chance if not given
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
@@ -104,9 +116,13 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         if is_over {
             break;
         }
-        soak.epoch()?;
+        if let Err(error) = soak.epoch() {
+            // Without one of the processes there are no further epochs.
+            soak.summary.violations.push(format!("{error:#}"));
+            break;
+        }
     }
-    let mut summary = soak.finish()?;
+    let mut summary = soak.finish();
     summary.elapsed = start.elapsed();
     summary.check_rates();
     output::print(&summary.text())?;
@@ -125,6 +141,11 @@ struct Soak<'a> {
     other_server: End,
     other_at: String,
     other_client: End,
+    /// The faults that this machine allows.
+    possible: Vec<Fault>,
+    clock: Option<Clock>,
+    /// Of the directory.
+    baseline: Baseline,
     summary: Summary,
 }
 
@@ -140,8 +161,23 @@ impl<'a> Soak<'a> {
             let task = task(args, dir, &mut rng, Role::Client);
             End::start(&format!("client {number}"), task)
         });
+        let clients = clients.collect::<Result<_>>()?;
+        let clock = args.clock_steps.then(Clock::open);
+        let clock = clock.and_then(|opened| match opened {
+            Ok(clock) => Some(clock),
+            Err(error) => {
+                report(&format!("skipped: steps of the clock: {error:#}"));
+                None
+            }
+        });
+        let mut possible = Fault::ALL.to_vec();
+        possible.retain(|fault| {
+            let is_wanted = args.fault.is_empty() || args.fault.contains(fault);
+            is_wanted && (clock.is_some() || *fault != Fault::StepClock)
+        });
+        ensure!(!possible.is_empty(), "no fault is left");
         Ok(Self {
-            clients: clients.collect::<Result<_>>()?,
+            clients,
             at: server.listen()?,
             server,
             other_at: other_server.listen()?,
@@ -150,12 +186,15 @@ impl<'a> Soak<'a> {
             args,
             dir,
             rng,
+            possible,
+            clock,
+            baseline: Baseline::default(),
             summary: Summary::default(),
         })
     }
 
     fn epoch(&mut self) -> Result<()> {
-        let faults = Fault::random_set(self.summary.epochs, &mut self.rng);
+        let faults = Fault::random_set(&self.possible, self.summary.epochs, &mut self.rng);
         self.summary.epochs += 1;
         let exchange = Order::Exchange {
             at: self.other_at.clone(),
@@ -212,13 +251,12 @@ impl<'a> Soak<'a> {
             Fault::RestartListener => self.listen()?,
             Fault::StopClient => self.clients[index].stop_until(Instant::now() + time)?,
             Fault::StopServer => self.server.stop_until(Instant::now() + time)?,
-            Fault::LimitClient | Fault::LimitServer => {
-                let end = match fault {
-                    Fault::LimitServer => &mut self.server,
-                    _ => &mut self.clients[index],
-                };
-                let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-                end.order(&Order::LimitDescriptors { millis })?;
+            Fault::LimitClient(what) => self.clients[index].limit(what, time)?,
+            Fault::LimitServer(what) => self.server.limit(what, time)?,
+            Fault::StepClock => {
+                if let Some(clock) = &mut self.clock {
+                    clock.step(&mut self.rng)?;
+                }
             }
         }
         self.summary.add_fault(fault);
@@ -273,6 +311,12 @@ impl<'a> Soak<'a> {
             idle = end.check_census()?.to_string();
             self.summary.violations.append(&mut end.violations);
         }
+        let (census, is_accepted) = self.baseline.check(|| Census::of_directory(self.dir))?;
+        if !is_accepted {
+            let most = self.baseline.most();
+            let what = format!("the directory has {census}, and at most {most} before");
+            self.summary.violations.push(what);
+        }
         let names: Vec<_> = faults.iter().map(ToString::to_string).collect();
         let names = match names.is_empty() {
             true => "no faults".to_owned(),
@@ -280,7 +324,7 @@ impl<'a> Soak<'a> {
         };
         report(&format!(
             "epoch {}: {names}; {} connections, {} lost so far; {:.0} MB/s; a server without \
-             faults has {idle}; {} violations",
+             faults has {idle}; the directory has {census}; {} violations",
             self.summary.epochs,
             self.summary.clients.whole,
             self.summary.clients.lost,
@@ -291,13 +335,16 @@ impl<'a> Soak<'a> {
     }
 
     /// Ends all processes in order.
-    fn finish(self) -> Result<Summary> {
+    fn finish(self) -> Summary {
         let mut summary = self.summary;
         let clients = self.clients.into_iter().chain([self.other_client]);
         for end in clients.chain([self.server, self.other_server]) {
-            summary.violations.append(&mut end.finish()?);
+            match end.finish() {
+                Ok(mut violations) => summary.violations.append(&mut violations),
+                Err(error) => summary.violations.push(format!("{error:#}")),
+            }
         }
-        Ok(summary)
+        summary
     }
 }
 

@@ -25,7 +25,10 @@ pub(super) struct Summary {
 
 impl Summary {
     pub(super) fn add_fault(&mut self, fault: Fault) {
-        self.faults[fault as usize] += 1;
+        let mut counts = Fault::ALL.iter().zip(&mut self.faults);
+        if let Some((_, count)) = counts.find(|(each, _)| **each == fault) {
+            *count += 1;
+        }
     }
 
     /// Adds what the throughput says: its median in the last third of the epochs is not below all
@@ -57,11 +60,12 @@ impl Summary {
             ("without faults", &self.others),
         ] {
             line(&format!(
-                "{who}: {} connections whole, {} reset, {} lost with a process, {} not used, \
+                "{who}: {} connections whole, {} reset, {} lost with a process, {} for want of memory, {} not used, \
                  {} refused, {} of them without SMC; {} bytes received and right",
                 counts.whole,
                 counts.reset,
                 counts.lost,
+                counts.starved,
                 counts.unused,
                 counts.refused,
                 counts.fallback,

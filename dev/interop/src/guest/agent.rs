@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::boot;
 use super::kernel_log::KernelLog;
+use super::resources;
 use super::smc;
 use crate::jobs::Jobs;
 use crate::protocol::{FromGuest, Order, Request};
@@ -81,6 +82,11 @@ fn execute(order: Order, jobs: &Jobs, log: &mut KernelLog) -> Result<Value> {
         Order::Spawn { run, argv, env } => json!(jobs.spawn(run, &argv, env)?),
         Order::Go { run } => json!(jobs.go(run)?),
         Order::Kill { run } => json!(jobs.kill(run)?),
+        Order::Resources { run } => {
+            let shown = exec(&["rdma", "resource", "show"].map(str::to_owned))?;
+            json!(resources::of(jobs.pid(run)?, &shown)?)
+        }
+        Order::StepClock(seconds) => json!(resources::step_clock(seconds)?),
         Order::PowerOff => boot::power_off(),
     })
 }

@@ -4,6 +4,7 @@ mod agent;
 mod boot;
 mod kernel_log;
 mod netlink;
+mod resources;
 pub(crate) mod smc;
 
 pub(crate) use boot::MODULES;

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use fs_err as fs;
 
-use super::{Run, Show, guest_of, report, setup, verdict};
+use super::{Counts, Run, Show, guest_of, report, setup, verdict};
 use crate::lab::{self, Lab, SideEvent};
-use crate::protocol::{End, Event, Job, Order, SmcState};
-use crate::scenario::{Action, ScenarioEnd, Shape};
+use crate::protocol::{End, Event, Job, Order, Resources, SmcState};
+use crate::scenario::{self, Action, ScenarioEnd, Shape};
 use crate::workload::{Kind, Report};
 
 /// A run under way.
@@ -22,7 +22,10 @@ pub(crate) struct ActiveRun<'a> {
     ends: [Side; 2],
     log: String,
     started: Instant,
-    capture: PathBuf,
+    capture: Option<PathBuf>,
+    failovers: u32,
+    /// Links that were not added at the first event of a port.
+    restored_late: u32,
 }
 
 /// An end under way.
@@ -33,6 +36,8 @@ pub(crate) struct Side {
     marks: Vec<String>,
     /// The kind of the link group in use, as ours told.
     kind: u8,
+    /// What it had when that was looked at first.
+    resources: Option<Resources>,
     pub(crate) report: Option<Report>,
     /// The exit code; `None` inside: killed.
     pub(crate) ended: Option<Option<i32>>,
@@ -43,13 +48,18 @@ impl<'a> ActiveRun<'a> {
     pub(crate) fn new(lab: &'a mut Lab, run: &'a Run) -> Result<Self> {
         setup::before(lab, run).context("set-up")?;
         let capture = lab.folder().join("capture");
-        lab.record(&capture)?;
+        let capture = run.scenario.is_recorded.then_some(capture);
+        if let Some(capture) = &capture {
+            lab.record(capture)?;
+        }
         Ok(Self {
             run,
             ends: [Side::numbered(), Side::numbered()],
             log: String::new(),
             started: Instant::now(),
             capture,
+            failovers: 0,
+            restored_late: 0,
             lab,
         })
     }
@@ -97,13 +107,24 @@ impl<'a> ActiveRun<'a> {
             }
         }
         drop(whole);
-        self.lab.stop_recording()?;
-        if trouble || show.capture {
-            report::keep(self.run, &self.capture)?;
-        } else {
-            fs::remove_file(&self.capture)?;
+        if let Some(capture) = &self.capture {
+            self.lab.stop_recording()?;
+            if trouble || show.capture {
+                report::keep(self.run, capture)?;
+            } else {
+                fs::remove_file(capture)?;
+            }
         }
         result
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        let reports = self.ends.iter().filter_map(|end| end.report.as_ref());
+        Counts {
+            failovers: self.failovers,
+            restored_late: self.restored_late,
+            received: reports.map(|report| report.received).sum(),
+        }
     }
 
     fn start(&mut self, end: ScenarioEnd) -> Result<()> {
@@ -140,11 +161,15 @@ impl<'a> ActiveRun<'a> {
                     .triggers
                     .iter()
                     .find(|trigger| trigger.end == end && trigger.mark == mark);
-                for action in trigger.into_iter().flat_map(|trigger| &trigger.actions) {
-                    self.act(*action).with_context(|| format!("{action:?}"))?;
+                let actions = trigger.map_or(&[][..], |trigger| &trigger.actions);
+                for action in actions {
+                    self.act(*action)
+                        .with_context(|| format!("{action:?} at {mark}"))?;
                     let millis = self.started.elapsed().as_millis();
                     let _ = writeln!(self.log, "{millis:>7} ms host: {action:?} done");
                 }
+                let loses_link = actions.contains(&Action::Await(Shape::Reduced));
+                self.failovers += u32::from(loses_link);
             }
             Event::Log(_) => {}
             Event::Groups { kind, .. } => self.end_mut(end).kind = kind,
@@ -179,6 +204,69 @@ impl<'a> ActiveRun<'a> {
                 Ok(())
             }
             Action::Await(shape) => self.await_shape(shape),
+            Action::Restore(end, nic) => self.restore(end, nic),
+            Action::ExpectLoad(end, failover) => {
+                if self.are_at_gate(end, failover) {
+                    bail!("all data had arrived before the link was lost");
+                }
+                Ok(())
+            }
+            Action::AwaitGate(end, failover) => {
+                let deadline = Instant::now() + GATE_TIME;
+                while !self.are_at_gate(end, failover) {
+                    let Some(seen) = self.lab.next_event(deadline)? else {
+                        bail!("connections do not go on");
+                    };
+                    self.handle(seen)?;
+                }
+                Ok(())
+            }
+            Action::ExpectResources(end) => self.expect_resources(end),
+            Action::StepClock(end, seconds) => {
+                self.lab.order(guest_of(end), Order::StepClock(seconds))
+            }
+        }
+    }
+
+    /// A link whose set-up fails, as when the machine is too slow for its timeouts, is tried again
+    /// at the next event of a port.
+    fn restore(&mut self, end: ScenarioEnd, nic: usize) -> Result<()> {
+        for _ in 1..RESTORES {
+            self.act(Action::LinkUp(end, nic))?;
+            if self.await_shape(Shape::Symmetric).is_ok() {
+                return Ok(());
+            }
+            self.restored_late += 1;
+            self.act(Action::LinkDown(end, nic))?;
+        }
+        self.act(Action::LinkUp(end, nic))?;
+        self.await_shape(Shape::Symmetric)
+    }
+
+    fn are_at_gate(&self, end: ScenarioEnd, failover: u32) -> bool {
+        let gate = scenario::gate(failover);
+        let marks = self.end(end).marks.iter();
+        let waiting = marks.filter(|mark| **mark == gate).count();
+        waiting >= self.run.scenario.node(end).script.connections as usize
+    }
+
+    /// What was closed may take a while to be gone.
+    fn expect_resources(&mut self, end: ScenarioEnd) -> Result<()> {
+        let deadline = Instant::now() + RESOURCES_TIME;
+        let run = self.end(end).number;
+        loop {
+            let now: Resources = self.lab.order(guest_of(end), Order::Resources { run })?;
+            let most = *self.end_mut(end).resources.get_or_insert(now);
+            if now.is_within(&most) {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                bail!(
+                    "{now:?} in {}, and {most:?} before",
+                    lab::name(guest_of(end))
+                );
+            }
+            thread::sleep(MOMENT);
         }
     }
 
@@ -280,5 +368,14 @@ const FIRST_PORT: u16 = 20_000;
 pub(crate) const EVENT_PORT: u16 = 9;
 
 const LINK_TIME: Duration = Duration::from_secs(30);
+
+/// How often an interface is taken up for a link.
+const RESTORES: u32 = 3;
+
+/// How long a transfer may take behind a failover.
+const GATE_TIME: Duration = Duration::from_secs(120);
+
+/// Soft-RoCE may take 50 seconds to destroy a queue pair.
+const RESOURCES_TIME: Duration = Duration::from_secs(90);
 
 const MOMENT: Duration = Duration::from_millis(100);

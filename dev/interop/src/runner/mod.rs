@@ -50,6 +50,25 @@ pub(crate) struct Show {
     pub(crate) capture: bool,
 }
 
+/// A run that is over.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) outcome: Outcome,
+    pub(crate) took: Duration,
+    pub(crate) counts: Counts,
+}
+
+/// What was done in a run.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts {
+    /// Links that were lost, after which all that was expected came.
+    pub(crate) failovers: u32,
+    /// Links that were not added at the first event of a port.
+    pub(crate) restored_late: u32,
+    /// Bytes that both ends received and that were right.
+    pub(crate) received: u64,
+}
+
 /// How a run ended.
 #[derive(Debug)]
 pub(crate) enum Outcome {
@@ -151,15 +170,20 @@ impl Run {
 }
 
 /// Runs it to its end. An error means that the lab is of no use any more.
-pub(crate) fn run(lab: &mut Lab, run: &Run, show: Show) -> Result<(Outcome, Duration)> {
+pub(crate) fn run(lab: &mut Lab, run: &Run, show: Show) -> Result<Finished> {
     let started = Instant::now();
     let mut active = active_run::ActiveRun::new(lab, run)?;
     let result = active.perform();
+    let counts = active.counts();
     let outcome = match active.close(result, show) {
         Ok(()) => Outcome::Passed,
         Err(error) => Outcome::Failed(format!("{error:#}")),
     };
-    Ok((outcome, started.elapsed()))
+    Ok(Finished {
+        outcome,
+        took: started.elapsed(),
+        counts,
+    })
 }
 
 /// The guest of an end.

@@ -6,6 +6,7 @@
 
 mod closing;
 mod data;
+mod failovers;
 mod fallback;
 mod links;
 mod many;
@@ -17,6 +18,8 @@ use std::time::Duration;
 use crate::lab::Version;
 use crate::protocol::OurFeatures;
 use crate::workload::{Carrier, Kind, Script, Step};
+
+pub(crate) use failovers::{epoch as failovers, gate};
 
 /// All scenarios in the order in which they run.
 pub(crate) fn all() -> Vec<Scenario> {
@@ -77,6 +80,8 @@ pub(crate) struct Scenario {
     pub(crate) peers: Peers,
     /// Whether both ends send their events to the network, for readers of the capture.
     pub(crate) sends_events: bool,
+    /// Whether all that goes over the wire is recorded.
+    pub(crate) is_recorded: bool,
     pub(crate) limit: Duration,
 }
 
@@ -151,12 +156,12 @@ pub(crate) enum Role {
 #[derive(Clone, Debug)]
 pub(crate) struct Trigger {
     pub(crate) end: ScenarioEnd,
-    pub(crate) mark: &'static str,
+    pub(crate) mark: String,
     pub(crate) actions: Vec<Action>,
 }
 
 /// A thing that the host does.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     /// Take an interface down, and with it the RDMA device's port.
     LinkDown(ScenarioEnd, usize),
@@ -174,6 +179,16 @@ pub(crate) enum Action {
     Wait(u64),
     /// Wait until the link group that the connections use is like that at both ends.
     Await(Shape),
+    /// Expect that not all connections of an end are at the gate behind this failover.
+    ExpectLoad(ScenarioEnd, u32),
+    /// Take an interface up until the link group of the connections is symmetric again.
+    Restore(ScenarioEnd, usize),
+    /// Wait until all connections of an end are at this gate.
+    AwaitGate(ScenarioEnd, u32),
+    /// Expect that an end has what it had when this was expected for the first time.
+    ExpectResources(ScenarioEnd),
+    /// Set the clock of an end forward by so many seconds.
+    StepClock(ScenarioEnd, i64),
 }
 
 /// What the links of a group have in common.
@@ -240,6 +255,7 @@ impl Scenario {
             unsent_on_lost_link: None,
             peers: Peers::Any,
             sends_events: false,
+            is_recorded: true,
             limit: Duration::from_secs(120),
         }
     }
@@ -269,12 +285,12 @@ impl Scenario {
     fn trigger(
         mut self,
         end: ScenarioEnd,
-        mark: &'static str,
+        mark: impl Into<String>,
         actions: impl Into<Vec<Action>>,
     ) -> Self {
         self.triggers.push(Trigger {
             end,
-            mark,
+            mark: mark.into(),
             actions: actions.into(),
         });
         self
@@ -397,13 +413,14 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_cues_have_their_marks() {
-        let all = all();
+        let mut all = all();
+        all.push(failovers(0));
         for (index, scenario) in all.iter().enumerate() {
             let twins = all.iter().filter(|other| other.name == scenario.name);
             assert_eq!(twins.count(), 1, "{}", scenario.name);
             for trigger in &scenario.triggers {
                 let is_said = scenario.node(trigger.end).script.steps.iter().any(
-                    |step| matches!(step, Step::Mark(name) | Step::Gate(name) if name == trigger.mark),
+                    |step| matches!(step, Step::Mark(name) | Step::Gate(name) if *name == trigger.mark),
                 );
                 assert!(is_said, "{index}: {} in {}", trigger.mark, scenario.name);
             }
