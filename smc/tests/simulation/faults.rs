@@ -249,11 +249,10 @@ impl Run {
         // every group look for a second link.
         self.runtime.timer(self.runtime.now() + LOSS_TIME).await;
         let running = self.running();
-        let port = running.iter().find(|host| host.ports.len() > 1);
-        if let Some((device, port)) = port.map(|host| &host.ports[0]) {
-            device.set_port_active(*port, false);
+        if let Some((device, port)) = running.iter().find_map(|host| host.spare_port()) {
+            device.set_port_active(port, false);
             self.runtime.timer(self.runtime.now() + LOSS_TIME / 2).await;
-            device.set_port_active(*port, true);
+            device.set_port_active(port, true);
         }
         self.until("second link again", LINKS_TIME, have_two_links)
             .await?;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use smc::info::RdmaGroupInfo;
 use smc::{Endpoint, ListenOptions, Listener};
-use smc_core::device::Device;
+use smc_core::device::{Device, Rdma as _};
 use smc_core::error::FallbackCause;
 use smc_core::negotiate::{Assume, Candidate, Negotiated, Negotiation, Published};
 use smc_core::runtime::{Runtime, Socket};
@@ -221,13 +221,33 @@ impl Host {
 
     /// Whether every link group has two links.
     pub(crate) fn has_two_links(&self) -> bool {
-        let is_active = |group: &RdmaGroupInfo| {
-            let links = group.links.iter();
-            let active = links.filter(|link| link.state.name() == "ACTIVE");
-            active.count() == 2 && group.links.len() == 2
-        };
-        self.endpoint.rdma_groups().iter().all(is_active)
+        self.endpoint.rdma_groups().iter().all(has_two_links)
     }
+
+    /// One of several ports, which is not that of the only link of a group.
+    pub(crate) fn spare_port(&self) -> Option<(Arc<MemoryRdma>, u8)> {
+        let groups = self.endpoint.rdma_groups();
+        let only = groups.iter().filter(|group| !has_two_links(group));
+        let gids: Vec<_> = only
+            .flat_map(|group| &group.links)
+            .filter_map(|link| Some(link.local?.gid))
+            .collect();
+        let is_spare = |(device, port): &&(Arc<MemoryRdma>, u8)| {
+            let addresses = device.addresses();
+            let mut here = addresses.iter().filter(|address| address.port == *port);
+            here.all(|address| !gids.contains(&address.gid))
+        };
+        match self.ports.len() {
+            0 | 1 => None,
+            _ => self.ports.iter().find(is_spare).cloned(),
+        }
+    }
+}
+
+fn has_two_links(group: &RdmaGroupInfo) -> bool {
+    let links = group.links.iter();
+    let active = links.filter(|link| link.state.name() == "ACTIVE");
+    active.count() == 2 && group.links.len() == 2
 }
 
 fn endpoint(

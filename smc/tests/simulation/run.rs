@@ -177,7 +177,7 @@ impl Run {
                 run.unlisten[host.index].notify(usize::MAX);
                 run.sleep(time).await;
                 let has_ended = || !host.is_listening.load(Ordering::Relaxed);
-                run.wait(SETUP, has_ended).await;
+                run.wait(LISTENER_TIME, has_ended).await;
                 let now = run.host(host.index as u8);
                 if now.is_some_and(|now| Arc::ptr_eq(&now, &host)) {
                     run.listen(&host).await;
@@ -623,5 +623,5 @@ const LONG: Duration = Duration::from_secs(400);
 /// For which a set-up takes at most.
 const SETUP: Duration = Duration::from_millis(4500);
 
-/// For which a client waits for the server's end.
+/// For which the end of a listener may take, whose host may be stopped.
 const LISTENER_TIME: Duration = Duration::from_secs(20);
