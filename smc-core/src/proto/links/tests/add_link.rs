@@ -115,6 +115,36 @@ fn one_link_negotiated_means_no_offer() {
 }
 
 #[test]
+fn a_second_link_that_was_not_agreed_on_is_refused() {
+    // What ends ask for that have agreed on two.
+    let mut other = default([2, 1], LlcTerms::v2_1(2, 255));
+    let port = World::v2([1, 2]).hosts[CLIENT].ports[1].clone();
+    other.hosts[CLIENT].ports.push(port);
+    other.set_port(CLIENT, 1, true);
+    other.settle();
+    let asks = |kind| {
+        let mut messages = other.log.iter().map(|(_, _, message)| message);
+        messages.find(|message| message[0] == kind).unwrap().clone()
+    };
+    for (side, kind, answer) in [
+        (CLIENT, 0x22, "C:ADD_LINK'(2)!"),
+        (SERVER, 0x25, "S:REQUEST_ADD_LINK'"),
+    ] {
+        let message = asks(kind);
+        let mut world = default([2, 2], LlcTerms::v2_1(1, 255));
+        let link = world.hosts[side].group.links().next().unwrap().id;
+        world.summaries();
+        let now = world.now;
+        world.with(side, |group| group.handle_message(now, link, &message));
+        world.advance(SECOND);
+        assert_eq!(world.summaries(), [answer]);
+        assert_eq!(world.kinds(), [GroupType::Single; 2]);
+        assert_eq!(world.hosts[side].qps.len(), 1);
+        world.assert_agreed();
+    }
+}
+
+#[test]
 fn a_server_with_one_link_spares_older_clients_the_wait() {
     let config = LlcConfig {
         max_links: 1,
