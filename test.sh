@@ -72,8 +72,8 @@ select_features() {
 
 # How thorough: in the release profile and long, or in the profile that has been built already.
 thorough() {
-    MODEL_SEEDS=${SMC_MODEL_SEEDS:-10000} KILL_ROUNDS=${SMC_KILL_ROUNDS:-100}
-    ENDINGS_ROUNDS=${SMC_ENDINGS_ROUNDS:-200}
+    MODEL_SEEDS=${SMC_MODEL_SEEDS:-5000} KILL_ROUNDS=${SMC_KILL_ROUNDS:-100}
+    ENDINGS_ROUNDS=${SMC_ENDINGS_ROUNDS:-100}
     LOOM_PREEMPTIONS=${SMC_LOOM_PREEMPTIONS:-4} DEMO_SIZE=64M
     PROFILE=(--release) PROGRAMS=$TARGET/release DOCS=(public all)
     # The frameworks change features of dependencies, and nothing of theirs runs in this profile.
