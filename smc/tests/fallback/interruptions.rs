@@ -108,9 +108,9 @@ fn a_listener_that_is_dropped_ends_handshakes_under_way() {
             world.sleep(AT_ONCE).await;
             let since = world.now();
             drop(listener);
-            silent.expect_end().await;
-            waiting.expect_end().await;
-            unconfirmed.expect_end().await;
+            silent.expect_reset().await;
+            waiting.expect_reset().await;
+            unconfirmed.expect_reset().await;
             assert!(world.is_within(since, 5 * AT_ONCE), "they need not wait");
             world.nothing_left([&server]).await;
         });
