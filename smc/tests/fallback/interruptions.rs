@@ -118,7 +118,7 @@ fn a_listener_that_is_dropped_ends_handshakes_under_way() {
 }
 
 #[test]
-fn a_listener_that_is_dropped_ends_unaccepted_streams() {
+fn a_listener_that_is_dropped_resets_unaccepted_streams() {
     for world in World::both() {
         let (client, server) = (world.host("client"), world.host("server"));
         let (at, _held) = world.own_address();
@@ -131,8 +131,8 @@ fn a_listener_that_is_dropped_ends_unaccepted_streams() {
             // Both have come as far as the queue.
             world.sleep(AT_ONCE).await;
             drop(listener);
-            expect_no_data(&mut smc).await;
-            tcp.expect_end().await;
+            expect_error(&mut smc, ErrorKind::ConnectionReset).await;
+            tcp.expect_reset().await;
             drop(smc);
             world.only_idle_groups_left([&client, &server]).await;
             let refused = client.endpoint.connect(at).await.unwrap_err();
