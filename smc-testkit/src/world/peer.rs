@@ -231,6 +231,15 @@ impl Raw {
         assert_eq!(self.rest().await.0, b"");
     }
 
+    /// The same, and the end is a reset.
+    ///
+    /// # Panics
+    ///
+    /// If something comes, or an end in order.
+    pub async fn expect_reset(&self) {
+        assert_eq!(self.rest().await, (Vec::new(), StreamEnd::Reset));
+    }
+
     /// Ends writing.
     ///
     /// # Panics

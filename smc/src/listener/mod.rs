@@ -59,8 +59,8 @@ pub struct Refused {
 ///   written, and then the end.
 ///
 /// It never returns clients whose handshake fails. Where the policy requires SMC, clients that
-/// would be TCP are closed, which [`Listener::refused`] counts. Dropping the listener closes
-/// streams that were not accepted.
+/// would be TCP are closed, which [`Listener::refused`] counts. Dropping the listener resets
+/// streams that were not accepted, as with TCP.
 pub struct Listener {
     queue: Arc<Queue>,
     service: Arc<ListenerService>,

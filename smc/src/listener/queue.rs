@@ -92,7 +92,9 @@ impl Queue {
         self.own_lifetime.end(why);
         self.kept.end();
         let unaccepted = std::mem::take(&mut self.state.lock().ready);
-        drop(unaccepted);
+        for ready in unaccepted {
+            reset(ready.accepted);
+        }
         self.changed.notify(usize::MAX);
         self.accept_waker.wake();
         self.accept_task_waker.wake();
@@ -107,6 +109,7 @@ impl Queue {
         if self.check().is_err() {
             // Unlocked first: closing a stream may take long.
             drop(state);
+            reset(accepted);
             return;
         }
         state.ready.push_back(Ready {
@@ -142,6 +145,13 @@ impl Queue {
         } else {
             Poll::Pending
         }
+    }
+}
+
+/// Closes a stream that is not accepted: its client is not to take that for an orderly end.
+fn reset(accepted: io::Result<(Stream, Address)>) {
+    if let Ok((stream, _)) = accepted {
+        let _best_effort = stream.set_zero_linger();
     }
 }
 

@@ -27,7 +27,7 @@ use crate::peer_descriptors::{ClientDescriptor, Source};
 use crate::proto::Role;
 use crate::proto::handshake::EarlyDataPolicy;
 use crate::reactor_turns::ReactorTurns;
-use crate::runtime::{Runtime, Task};
+use crate::runtime::{Runtime, Socket, Task};
 use crate::stream::Stream;
 use crate::unix::{Expiry, KeptSockets, KnownClient, is_out_of_descriptors};
 
@@ -251,7 +251,7 @@ impl ListenerService {
         };
         if matches!(verdict, Negotiated::Plain(_)) && self.begins_with_proposal(&accepted) {
             // Its application is not to get what was meant for SMC.
-            let _best_effort = accepted.socket.set_linger(Some(Duration::ZERO));
+            reset(&*accepted.socket);
             self.endpoint.setups.add_error(Role::Server);
             let why = "a PROPOSAL in a SYN without the SMC option";
             let why = io::Error::new(io::ErrorKind::ConnectionAborted, why).into();
@@ -327,6 +327,7 @@ impl ListenerService {
         let process = known.as_ref().map(|client| client.process);
         Some(Box::pin(async move {
             let client = peer.clone();
+            let tcp = Arc::clone(&socket);
             // Pinned here: a future that is passed on by value is copied, and this one is large.
             let setup = pin!(async {
                 let (path, longest) = match side_channel {
@@ -350,6 +351,7 @@ impl ListenerService {
             let setup = span.instrument(setup);
             // As in the kernel: failed set-ups are not reported to the application.
             let Ok(result) = queue.own_lifetime.until_end(setup).await else {
+                reset(&*tcp);
                 return;
             };
             span.in_scope(|| match result {
@@ -374,10 +376,17 @@ impl ListenerService {
                     let client = Destination::client(&peer);
                     endpoint.setups.add_error(Role::Server);
                     endpoint.warned.failed("accept", client, &error);
+                    reset(&*tcp);
                 }
             });
         }))
     }
+}
+
+/// Lets the end of a TCP connection whose set-up has failed be a reset: a client that has declined
+/// meanwhile goes on with TCP, and would take it for the end of the stream.
+fn reset(socket: &dyn Socket) {
+    let _best_effort = socket.set_linger(Some(Duration::ZERO));
 }
 
 /// # Errors

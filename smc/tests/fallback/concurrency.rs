@@ -36,8 +36,8 @@ fn stalled_clients_delay_no_other() {
             exchange_to_end((ours, theirs)).await;
         }
         assert!(world.is_within(since, AT_ONCE));
-        silent.expect_end().await;
-        unconfirmed.expect_end().await;
+        silent.expect_reset().await;
+        unconfirmed.expect_reset().await;
         world.only_idle_groups_left([&server]).await;
     });
 }

@@ -108,9 +108,9 @@ fn a_listener_that_is_dropped_ends_handshakes_under_way() {
             world.sleep(AT_ONCE).await;
             let since = world.now();
             drop(listener);
-            silent.expect_end().await;
-            waiting.expect_end().await;
-            unconfirmed.expect_end().await;
+            silent.expect_reset().await;
+            waiting.expect_reset().await;
+            unconfirmed.expect_reset().await;
             assert!(world.is_within(since, 5 * AT_ONCE), "they need not wait");
             world.nothing_left([&server]).await;
         });
@@ -118,7 +118,7 @@ fn a_listener_that_is_dropped_ends_handshakes_under_way() {
 }
 
 #[test]
-fn a_listener_that_is_dropped_ends_unaccepted_streams() {
+fn a_listener_that_is_dropped_resets_unaccepted_streams() {
     for world in World::both() {
         let (client, server) = (world.host("client"), world.host("server"));
         let (at, _held) = world.own_address();
@@ -131,8 +131,8 @@ fn a_listener_that_is_dropped_ends_unaccepted_streams() {
             // Both have come as far as the queue.
             world.sleep(AT_ONCE).await;
             drop(listener);
-            expect_no_data(&mut smc).await;
-            tcp.expect_end().await;
+            expect_error(&mut smc, ErrorKind::ConnectionReset).await;
+            tcp.expect_reset().await;
             drop(smc);
             world.only_idle_groups_left([&client, &server]).await;
             let refused = client.endpoint.connect(at).await.unwrap_err();

@@ -214,8 +214,8 @@ pub(crate) fn run_row(world: &World, row: &Row, is_beside: bool) {
         if let Some(near) = near {
             raw = raw.beside(near);
         }
-        let raw = raw.follow(rest).await;
         let since = world.now();
+        let raw = raw.follow(rest).await;
         match row.outcome {
             Outcome::Tcp(_) | Outcome::Declined(_) => {
                 let (stream, peer) = listener.accept().await.unwrap();
@@ -246,7 +246,7 @@ pub(crate) fn run_row(world: &World, row: &Row, is_beside: bool) {
             }
             Outcome::Fails(_) | Outcome::TimesOut(_) => {
                 if let Some(raw) = &raw {
-                    raw.expect_end().await;
+                    raw.expect_reset().await;
                 }
                 let is_in_time = match row.outcome {
                     Outcome::TimesOut(time) => world.has_taken(since, time),

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::task::{Poll, Waker};
 
@@ -47,6 +48,8 @@ pub(crate) struct Connection {
     state: Mutex<State>,
     /// By end.
     queues: [Mutex<Queue>; 2],
+    /// Tasks of the client's host own both ends.
+    pub(crate) is_used_at_random: AtomicBool,
 }
 
 #[derive(Default)]
@@ -79,6 +82,8 @@ pub(crate) struct EndState {
     pub(crate) declined: Option<FallbackReason>,
     /// It was dropped, or is about to be.
     is_closed: bool,
+    /// With a linger time of zero.
+    has_reset: bool,
 }
 
 /// An operation of the writing half.
@@ -109,6 +114,7 @@ impl Connection {
             effects,
             state: Mutex::default(),
             queues: [Mutex::default(), Mutex::default()],
+            is_used_at_random: AtomicBool::new(false),
         }
     }
 
@@ -192,9 +198,26 @@ impl Connection {
     /// Whether there may be no stream at the client.
     pub(crate) fn may_fail(&self) -> bool {
         let [_, server] = self.ends();
-        // A reset of TCP overtakes the DECLINE before it.
-        let is_reset = server.is_closed && server.mode.is_some_and(|mode| !mode.is_smc());
+        // A reset of TCP overtakes the DECLINE before it, and early data that the server did not
+        // take with the PROPOSAL is written before the connect ends.
+        let has_early = self.request.early > 0;
+        let is_reset =
+            server.is_closed && server.mode.is_some_and(|mode| has_early || !mode.is_smc());
         is_reset || self.effects.may_fail()
+    }
+
+    /// Whether the server has a stream, if the client has one. A TCP connection that the client has
+    /// reset may end before the server has read the DECLINE.
+    pub(crate) fn is_accepted(&self) -> bool {
+        let [client, server] = self.ends();
+        let is_lost = |mode: &Mode| client.has_reset && !mode.is_smc();
+        server.mode.is_some() || client.mode.as_ref().is_none_or(is_lost)
+    }
+
+    /// Whether a random use has streams of this host.
+    pub(crate) fn occupies(&self, host: usize) -> bool {
+        let is_its_own = [self.request.from, self.request.to].contains(&host);
+        is_its_own && self.is_used_at_random.load(Ordering::Relaxed)
     }
 
     /// Early data is offered from now on.
@@ -248,6 +271,11 @@ impl Connection {
             Ok(()) => Ok(()),
             Err(error) => self.require_end(&self.state(), end, false, "shutdown", error),
         }
+    }
+
+    /// This end is dropped soon, with a linger time of zero.
+    pub(crate) fn resets(&self, end: End) {
+        self.state().ends[end as usize].has_reset = true;
     }
 
     /// This end is dropped now.

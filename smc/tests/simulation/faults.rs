@@ -246,10 +246,15 @@ impl Run {
             }
         }
         // What was lost before it was repaired may show later. Then a port that comes up makes
-        // every group look for a second link.
+        // every group of its host look for a second link.
         self.runtime.timer(self.runtime.now() + LOSS_TIME).await;
-        let running = self.running();
-        if let Some((device, port)) = running.iter().find_map(|host| host.spare_port()) {
+        for host in self.running() {
+            if host.has_two_links() {
+                continue;
+            }
+            let Some((device, port)) = host.spare_port() else {
+                continue;
+            };
             device.set_port_active(port, false);
             self.runtime.timer(self.runtime.now() + LOSS_TIME / 2).await;
             device.set_port_active(port, true);

@@ -28,6 +28,7 @@ mod minimise;
 mod rest;
 mod run;
 mod schedule;
+mod streams;
 
 use std::cell::RefCell;
 use std::panic::{self, AssertUnwindSafe};

@@ -44,10 +44,11 @@ impl Run {
                 return fail(&format!("code {:#010x} without cause", code.0));
             }
         }
-        if connection.may_fail() {
+        let has_failed = client.mode.is_none() && connection.may_fail();
+        if has_failed || effects.may_fail() {
             return Ok(());
         }
-        if let (Some(_), None) = (&client.mode, &server.mode) {
+        if !connection.is_accepted() {
             return fail("no listener accepts a stream");
         }
         let is_direct = |mode: &Mode| matches!(mode, Mode::SmcD { .. });

@@ -2,20 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::net::{Shutdown, SocketAddr};
-use std::pin::pin;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use event_listener::Event as Signal;
-use futures_lite::future::{or, poll_fn};
-use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
+use futures_lite::AsyncReadExt as _;
+use futures_lite::future::or;
 use smc::{ConnectOptions, Error, Stream};
 use smc_core::runtime::Runtime;
-use smc_testkit::model::{self, Rules};
-use smc_testkit::runtime::EndingRuntime;
 
 use super::connections::{Connection, Request, Verdict, Violation, WriteOp, early_data, lock};
 use super::effects::Effects;
@@ -39,7 +35,7 @@ pub(crate) struct Run {
     unlisten: Vec<Signal>,
     pub(crate) connections: Mutex<BTreeMap<u8, Arc<Connection>>>,
     /// Server's ends that are used together with the client's.
-    parked: Mutex<BTreeMap<u8, Stream>>,
+    pub(crate) parked: Mutex<BTreeMap<u8, Stream>>,
     violation: Mutex<Option<Violation>>,
     /// Events that take time.
     work: AtomicUsize,
@@ -115,6 +111,15 @@ impl Run {
                 .iter()
                 .all(|host| host.ends.load(Ordering::Relaxed) == 0)
         };
+        self.until("end of streams", LONG, have_ended).await?;
+        // A client may have closed before its server accepts.
+        let are_accepted = || {
+            let connections = lock(&self.connections);
+            connections
+                .values()
+                .all(|connection| connection.is_accepted())
+        };
+        self.wait(SETUP, are_accepted).await;
         self.until("end of streams", LONG, have_ended).await?;
         drop(std::mem::take(&mut *lock(&self.parked)));
         for connection in lock(&self.connections).values() {
@@ -196,6 +201,12 @@ impl Run {
                 };
                 run.unlisten[index].notify(usize::MAX);
                 if is_killed {
+                    // The tasks of one host own streams of both.
+                    let is_free = || {
+                        let connections = lock(&run.connections);
+                        connections.values().all(|one| !one.occupies(index))
+                    };
+                    run.wait(LONG, is_free).await;
                     host.kill(&run.networks);
                 } else {
                     host.endpoint.close().await;
@@ -403,85 +414,6 @@ impl Run {
         }
     }
 
-    /// Reads and writes as scheduled.
-    async fn use_stream(&self, connection: &Connection, end: End, stream: Stream) {
-        let result = {
-            let mut writing = pin!(write(connection, end, &stream));
-            let mut reading = pin!(read(connection, end, &stream));
-            let (mut is_written, mut is_read) = (false, false);
-            poll_fn(|cx| {
-                if !is_written {
-                    match writing.as_mut().poll(cx) {
-                        Poll::Ready(Ok(Written::Closes)) => return Poll::Ready(Ok(())),
-                        Poll::Ready(Ok(Written::All)) => is_written = true,
-                        Poll::Ready(Err(violation)) => return Poll::Ready(Err(violation)),
-                        Poll::Pending => {}
-                    }
-                }
-                if !is_read {
-                    match reading.as_mut().poll(cx) {
-                        Poll::Ready(Ok(())) => is_read = true,
-                        Poll::Ready(Err(violation)) => return Poll::Ready(Err(violation)),
-                        Poll::Pending => {}
-                    }
-                }
-                match is_written && is_read {
-                    true => Poll::Ready(Ok(())),
-                    false => Poll::Pending,
-                }
-            })
-            .await
-        };
-        if let Err(violation) = result {
-            self.violate(violation);
-        }
-        connection.closed(end);
-        drop(stream);
-    }
-
-    /// Uses both ends at random.
-    async fn use_both(&self, host: &Host, connection: &Connection, seed: u64, stream: Stream) {
-        let number = connection.request.number;
-        let has_come = || lock(&self.parked).contains_key(&number);
-        let found = self.wait(LISTENER_TIME, has_come).await;
-        let server = lock(&self.parked).remove(&number);
-        let (Some(mut server), true) = (server, found) else {
-            // It is checked at the end whether there had to be one.
-            return;
-        };
-        let [client, other] = [stream.mode().is_smc(), server.mode().is_smc()];
-        let is_strict =
-            !connection.effects.may_fail() && !connection.effects.may_abort(stream.mode());
-        // A lost TCP connection is an error of its own for each operation.
-        let is_lost = !client && connection.effects.on_tcp;
-        if client != other && !is_strict || is_lost {
-            return;
-        }
-        let mut early = vec![0; connection.request.early];
-        match server.read_exact(&mut early).await {
-            Ok(()) if early == early_data(number, early.len()) => {}
-            Ok(()) => {
-                let what = connection.description();
-                return self.violate(Violation::new("wrong early data", what));
-            }
-            Err(_) if !is_strict => return,
-            Err(error) => {
-                let what = format!("{error}: {}", connection.description());
-                return self.violate(Violation::new("no early data", what));
-            }
-        }
-        let rules = Rules::relaxed().with_timeout(LONG);
-        let rules = match is_strict {
-            true => rules,
-            false => rules.with_aborts(),
-        };
-        let runtime: Arc<dyn Runtime> = Arc::<EndingRuntime>::clone(&host.runtime);
-        if let Err(violation) = model::run(seed, &runtime, (stream, server), rules).await {
-            let what = format!("{violation}\n{}", connection.description());
-            self.violate(Violation::new("random use of a stream", what));
-        }
-    }
-
     // ---- Time ----------------------------------------------------------------------------------
 
     pub(crate) async fn sleep(&self, micros: u32) {
@@ -558,70 +490,11 @@ impl Run {
     }
 }
 
-/// How the writer of a stream ends.
-enum Written {
-    All,
-    /// The stream is dropped, whatever is to be read.
-    Closes,
-}
-
-async fn write(
-    connection: &Connection,
-    end: End,
-    mut stream: &Stream,
-) -> Result<Written, Violation> {
-    let mut is_broken = false;
-    loop {
-        match connection.next_write(end).await {
-            WriteOp::Write(mut left) => {
-                while left > 0 && !is_broken {
-                    let data = connection.offer(end, left.min(PIECE));
-                    let result = stream.write(&data).await;
-                    connection.wrote(end, &result)?;
-                    left -= result.as_ref().unwrap_or(&0);
-                    is_broken = result.is_err();
-                }
-            }
-            WriteOp::Shutdown => shut_down(connection, end, stream)?,
-            WriteOp::Close(resets) => {
-                if resets && stream.set_zero_linger().is_err() {
-                    return Err(Violation::new("linger time cannot be set", ""));
-                }
-                return Ok(Written::Closes);
-            }
-            WriteOp::Finish => {
-                shut_down(connection, end, stream)?;
-                return Ok(Written::All);
-            }
-        }
-    }
-}
-
-fn shut_down(connection: &Connection, end: End, stream: &Stream) -> Verdict {
-    connection.shut(end);
-    connection.shut_down(end, &stream.shutdown_how(Shutdown::Write))
-}
-
-async fn read(connection: &Connection, end: End, mut stream: &Stream) -> Verdict {
-    let mut buf = [0; PIECE];
-    loop {
-        let len = connection.next_read(end).await.min(PIECE);
-        let result = stream.read(&mut buf[..len]).await;
-        connection.took(end, &buf, &result)?;
-        if !matches!(result, Ok(1..)) {
-            return Ok(());
-        }
-    }
-}
-
-/// Of one read or write.
-const PIECE: usize = 8192;
-
 /// Far more than all that may have to be waited for.
-const LONG: Duration = Duration::from_secs(400);
+pub(crate) const LONG: Duration = Duration::from_secs(400);
 
 /// For which a set-up takes at most.
 const SETUP: Duration = Duration::from_millis(4500);
 
 /// For which the end of a listener may take, whose host may be stopped.
-const LISTENER_TIME: Duration = Duration::from_secs(20);
+pub(crate) const LISTENER_TIME: Duration = Duration::from_secs(20);
