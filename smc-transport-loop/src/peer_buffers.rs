@@ -275,7 +275,7 @@ pub(crate) struct Buffer {
     memory: Result<Arc<Mapping>, DeviceError>,
     /// The registration that the local table of tokens has.
     known: Option<(DmbToken, u64)>,
-    /// Prevents the owner from reusing memory that could not be mapped here.
+    /// Has the owner drop memory that could not be mapped here.
     _unusable: Option<Unusable>,
 }
 
@@ -297,20 +297,20 @@ impl EndedBuffers {
     }
 }
 
-/// A use of a slot without memory, which lasts until other memory is behind the slot.
+/// The mark of a slot without memory, which lasts until other memory is behind the slot.
 #[derive(Debug)]
 struct Unusable(Slot);
 
 impl Unusable {
     fn new(slot: Slot) -> Self {
-        slot.pin();
+        slot.set_unusable();
         Self(slot)
     }
 }
 
 impl Drop for Unusable {
     fn drop(&mut self) {
-        self.0.end_use();
+        self.0.clear_unusable();
     }
 }
 

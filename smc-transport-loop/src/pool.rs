@@ -5,6 +5,9 @@
 //! order in which the peer releases it. Free memory is therefore near the front, and few slots have
 //! to be read: a slot in use is in the cache of the peer's CPU, and reading it costs a cache miss.
 //!
+//! Memory that the peer could not map is of no use to either side, and is dropped: it would fill
+//! the pool, and other memory would have to go.
+//!
 //! Memory of which more than [`RESIDENT_LEN`] was used is *dirty*. It is dropped when neither side
 //! uses it any more, and is charged until then. To keep the file and remove its pages
 //! (`MADV_REMOVE`) would take the lock of its inode, which a peer can hold without end, as by a
@@ -93,8 +96,12 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// Keeps a backing. A dirty one that is free is returned, to be dropped.
+    /// Keeps a backing. One that the peer cannot use is returned, to be dropped, and a dirty one
+    /// that is free.
     pub(crate) fn put(&mut self, mut backing: Backing) -> Option<Backing> {
+        if backing.slot.is_unusable() {
+            return Some(backing);
+        }
         let is_free = match backing.is_dirty() {
             true => backing.arm_unless_free(),
             false => backing.is_free(),
@@ -143,9 +150,16 @@ impl Pool {
 
     /// All memory that nothing uses.
     pub(crate) fn take_free(&mut self) -> Vec<Backing> {
-        let free: Vec<_> = self.free.drain(..).collect();
-        self.bytes -= free.iter().map(Backing::resident_len).sum::<usize>();
-        free
+        let mut taken: Vec<_> = self.free.drain(..).collect();
+        let unused = |backing: &mut Backing| backing.is_free() || backing.slot.is_unusable();
+        for mut backing in std::mem::take(&mut self.in_use) {
+            match unused(&mut backing) {
+                true => taken.push(backing),
+                false => self.in_use.push_back(backing),
+            }
+        }
+        self.bytes -= taken.iter().map(Backing::resident_len).sum::<usize>();
+        taken
     }
 
     /// All memory.

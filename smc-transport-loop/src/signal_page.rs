@@ -13,7 +13,8 @@
 //! 0x2000  slots, one cache line per buffer:
 //!    +0   armed         owner: 1 to request the next signal;  writer: 0 when it sets the ready bit
 //!                       (of a dropped buffer: the signal of the end of a use)
-//!    +8   users         writer: number of current uses of the buffer
+//!    +8   users         writer: number of current uses of the buffer; the highest bit is 1 if it
+//!                       has no use of the memory, as it could not map it
 //!    +16  registration  owner: number of the registration, 0 if the buffer may not be used
 //!    +24  token         owner: DMB token of the buffer
 //!    +32  memory        owner: number of the memory behind the slot, 0 if there is none
@@ -168,6 +169,11 @@ impl Slot {
         self.0[USERS].load(Ordering::SeqCst) != 0
     }
 
+    /// Owner: whether the writer can never use the memory behind the slot.
+    pub(crate) fn is_unusable(&self) -> bool {
+        self.0[USERS].load(Ordering::Relaxed) & UNUSABLE != 0
+    }
+
     /// Owner: requests the next signal. A poll of the buffer has to follow.
     pub(crate) fn arm(&self) {
         self.wake_flag().arm();
@@ -196,10 +202,14 @@ impl Slot {
         is_live
     }
 
-    /// Writer: starts a use whatever the registration, so that the owner does not use the memory
-    /// again before it is ended.
-    pub(crate) fn pin(&self) {
-        self.0[USERS].fetch_add(1, Ordering::SeqCst);
+    /// Writer: the memory behind the slot could not be mapped. It counts as in use.
+    pub(crate) fn set_unusable(&self) {
+        self.0[USERS].fetch_or(UNUSABLE, Ordering::SeqCst);
+    }
+
+    /// Writer: other memory is going to be behind the slot.
+    pub(crate) fn clear_unusable(&self) {
+        self.0[USERS].fetch_and(!UNUSABLE, Ordering::SeqCst);
     }
 
     /// Writer: whether a registration has not ended.
@@ -254,6 +264,9 @@ const USERS: usize = 1;
 const REGISTRATION: usize = 2;
 const TOKEN: usize = 3;
 const MEMORY: usize = 4;
+
+/// In the word `users`.
+const UNUSABLE: u64 = 1 << 63;
 
 #[cfg(test)]
 mod tests;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use common::{DrivenDevice, LEN, device, names, socket_name, start};
 use futures_lite::future::{block_on, poll_once};
-use smc_core::device::{DeviceError, Direct, Dmb, Event, SubmitError};
+use smc_core::device::{Device as _, DeviceError, Direct, Dmb, Event, SubmitError};
 use smc_testkit::process::Role;
 use smc_testkit::resources::{
     alone, list_descriptors, memory_mappings, open_descriptors, wait_for_descriptors,
@@ -198,6 +198,50 @@ fn many_buffers_at_once_take_no_descriptors_and_are_given_back() {
         },
         || format!("{} are mapped", memory_mappings()),
     );
+}
+
+#[test]
+fn memory_that_the_peer_cannot_map_is_given_back_at_once() {
+    let _alone = alone();
+    let dir = TempDir::new().unwrap();
+    let ours = DrivenDevice::in_dir(dir.path());
+    // Its two signal pages, and one buffer.
+    let theirs = DrivenDevice::new(device(dir.path()).max_mappings(3));
+    let (gid, peer) = (ours.gid(), theirs.gid());
+    let dmb = ours.register(peer);
+    let attached = theirs.attach(gid, dmb.token());
+    let mappings = memory_mappings();
+    for _ in 0..20 {
+        let more = ours.register(peer);
+        let error = theirs.try_attach(gid, more.token()).unwrap_err();
+        assert!(matches!(error, DeviceError::Exhausted), "{error:?}");
+        drop(more);
+        theirs.drain();
+    }
+    assert_eq!(memory_mappings(), mappings);
+    drop((dmb, attached));
+    let again = ours.register(peer);
+    assert!(again.is_reused(), "what the peer can map is pooled");
+    theirs.attach(gid, again.token());
+}
+
+#[test]
+fn memory_that_the_peer_released_last_is_given_back_on_request() {
+    let _alone = alone();
+    let dir = TempDir::new().unwrap();
+    let (ours, theirs) = DrivenDevice::pair(&dir);
+    let dmb = ours.register(theirs.gid());
+    let attached = theirs.attach(ours.gid(), dmb.token());
+    ours.drain();
+    let mappings = memory_mappings();
+    drop(dmb);
+    ours.device.trim_memory();
+    theirs.drain();
+    assert_eq!(memory_mappings(), mappings, "the peer uses it");
+    drop(attached);
+    ours.device.trim_memory();
+    theirs.drain();
+    assert_eq!(memory_mappings(), mappings - 2);
 }
 
 type Registering<'a> = Pin<Box<dyn Future<Output = Result<Arc<dyn Dmb>, DeviceError>> + 'a>>;

@@ -5,12 +5,15 @@
 #[path = "support/network_namespace.rs"]
 mod network_namespace;
 
+use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 
 use rustix::net::{AddressFamily, SocketType};
 use smc::error::FallbackCause;
+use smc::runtime::tokio::TokioRuntime;
 use smc::{Builder, Domain, Endpoint, Listener, Stream};
+use smc_core::runtime::{Runtime, SocketOptions};
 
 use network_namespace::in_network_namespace;
 
@@ -166,6 +169,25 @@ fn a_client_that_gets_another_port_than_it_has_announced_is_tcp_at_once() {
         for stream in connect_without_port(&client, &listener, 2).await {
             let from = stream.local_addr().expect("it has one");
             assert!(!PORTS.contains(&from.port()), "{from}");
+        }
+    });
+}
+
+#[test]
+fn a_connect_to_the_only_port_that_the_client_can_get_is_refused() {
+    with_few_ports(async || {
+        let port = *PORTS.start();
+        set_port_range(port, port);
+        let runtime = TokioRuntime::current().expect("it runs");
+        for ip in [Ipv4Addr::LOCALHOST, Ipv4Addr::UNSPECIFIED] {
+            for unbound in [false, true] {
+                let mut options = SocketOptions::default();
+                options.unbound = unbound;
+                let to = SocketAddr::from((ip, port));
+                let connected = runtime.connect(to, &options, &mut |_| Ok(())).await;
+                let error = connected.expect_err("there is no listener, or it would be the client");
+                assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{to}");
+            }
         }
     });
 }

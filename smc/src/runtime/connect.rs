@@ -12,12 +12,17 @@
 //! bound explicitly. With such sockets at nearly all ports draws do not find the others, so the
 //! last attempt is `bind` to port 0, which searches the whole range. Where no address is found, the
 //! socket connects without being announced, as that of any other program would.
+//!
+//! TCP connects a socket to itself if it is bound to the destination's own address, as can be where
+//! the listener there has ended. The application would read back what it writes. Such a connect is
+//! refused, unless the application has chosen the address.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use nix::libc;
 use nix::sys::socket::sockopt::{
@@ -78,6 +83,10 @@ pub(super) fn start(
             }
             bound => bound?,
         };
+        if options.local.is_none() && is_itself(local, to) {
+            // A listener there would have prevented `bind`.
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        }
         if options.local.is_some() {
             // The caller may use the address for other destinations too.
             sockopt::set_socket_reuseaddr(&fd, true)?;
@@ -116,11 +125,25 @@ fn start_unannounced(
         SocketAddr::new(unspecified, 0),
         Some(fd.as_fd()),
     ))?;
-    match rustix::net::connect(&fd, &to) {
-        Ok(()) => Ok(ConnectStatus::Connected(fd)),
-        Err(Errno::INPROGRESS | Errno::INTR) => status(fd, to),
-        Err(error) => Err(error.into()),
+    let status = match rustix::net::connect(&fd, &to) {
+        Ok(()) => ConnectStatus::Connected(fd),
+        Err(Errno::INPROGRESS | Errno::INTR) => status(fd, to)?,
+        Err(error) => return Err(error.into()),
+    };
+    match &status {
+        ConnectStatus::Connected(fd) if is_itself(local_addr(fd.as_fd())?, to) => {
+            // So that no TIME-WAIT is left where a listener is to be.
+            let _best_effort = sockopt::set_socket_linger(fd, Some(Duration::ZERO));
+            Err(io::ErrorKind::ConnectionRefused.into())
+        }
+        _ => Ok(status),
     }
+}
+
+/// Whether a socket of this address is what `to` is. The unspecified address is the socket's own.
+fn is_itself(local: SocketAddr, to: SocketAddr) -> bool {
+    let is_same_host = local.ip() == to.ip() || to.ip().is_unspecified();
+    local.port() == to.port() && is_same_host
 }
 
 /// On this host a connection is complete, or refused, as soon as `connect` returns. A second call
@@ -203,13 +226,12 @@ fn bound(to: SocketAddr, from: SocketAddr, options: &SocketOptions) -> io::Resul
         return Ok(BoundSocket::to(fd, local));
     }
     for draw in 0..EXCLUSIVE_DRAWS + SHARED_DRAWS {
-        let Some(port) = ports().and_then(Ports::draw) else {
+        let Some(local) = ports().and_then(|ports| ports.draw(from, to)) else {
             break;
         };
-        let local = with_port(from, port);
         if draw == EXCLUSIVE_DRAWS {
             let fd = client_stream(to, options)?;
-            if set_port_range(&fd, port) {
+            if set_port_range(&fd, local.port()) {
                 // Without a port, which `connect` takes.
                 rustix::net::bind(&fd, &from)?;
                 return Ok(BoundSocket {
@@ -272,11 +294,14 @@ struct Ports {
 }
 
 impl Ports {
-    fn draw(&self) -> Option<u16> {
+    /// `from` with a random port; `None` if that is reserved or would be the destination itself.
+    fn draw(&self, from: SocketAddr, to: SocketAddr) -> Option<SocketAddr> {
         let (first, last) = (u64::from(*self.range.start()), u64::from(*self.range.end()));
         let random = u64::from_ne_bytes(crate::random::bytes().ok()?);
         let port = u16::try_from(first + random % (last + 1 - first)).ok()?;
-        Some(port).filter(|port| !self.reserved.iter().any(|range| range.contains(port)))
+        let local = with_port(from, port);
+        let is_reserved = self.reserved.iter().any(|range| range.contains(&port));
+        (!is_reserved && !is_itself(local, to)).then_some(local)
     }
 }
 
@@ -323,3 +348,30 @@ const SHARED_DRAWS: u32 = 16;
 /// Ports tried in all, when shared ports turn out to have a connection to the same destination, or
 /// sockets that were bound explicitly. The last one is searched.
 const ATTEMPTS: u32 = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_is_drawn_that_is_neither_reserved_nor_the_destination_itself() {
+        let address = |ip: [u8; 4], port| SocketAddr::from((ip, port));
+        let ports = Ports {
+            range: 40_000..=40_002,
+            reserved: vec![40_002..=40_002],
+        };
+        let own = [127, 0, 0, 1];
+        let drawn = |to| {
+            (0..200)
+                .filter_map(|_| ports.draw(address(own, 0), to))
+                .collect::<Vec<_>>()
+        };
+        for to in [address(own, 40_000), address([0; 4], 40_000)] {
+            let mut locals = drawn(to);
+            locals.dedup();
+            assert_eq!(locals, [address(own, 40_001)], "{to}");
+        }
+        let of_another_host = drawn(address([127, 0, 0, 2], 40_000));
+        assert!(of_another_host.contains(&address(own, 40_000)));
+    }
+}
