@@ -300,8 +300,8 @@ step_model() {
 
 step all simulation - "whole endpoints with faults under virtual time, by seed"
 step_simulation() {
-    SMC_SIM_SEEDS=${SMC_SIM_SEEDS:-250} verdicts 1800 cargo test "${locked[@]}" "${PROFILE[@]}" \
-        "${PROJECT[@]}" --test simulation -- --show-output
+    verdicts 1800 cargo test "${locked[@]}" "${PROFILE[@]}" "${PROJECT[@]}" \
+        --test simulation -- --show-output
 }
 
 step each kill - "a peer killed at random points"

@@ -159,12 +159,14 @@ impl Oracle {
             Err(error) => {
                 direction.offered = direction.written;
                 let is_shut = direction.is_shut;
+                // An endpoint that ends closes in order what was shut down for writing.
+                let may_end = self.rules.may_abort && state.directions[1 - side].is_shut;
                 match error.kind() {
                     io::ErrorKind::WouldBlock => return Progress::Open,
                     // TCP reports the peer's close with either.
                     io::ErrorKind::BrokenPipe => {
                         let has_reset = self.is_smc && peer == Some(Closed::WithReset);
-                        let is_due = is_shut || (is_peer_closed && !has_reset);
+                        let is_due = is_shut || (is_peer_closed && !has_reset) || may_end;
                         state.require(is_due, || {
                             format!("write found a broken pipe, the peer closed: {peer:?}")
                         });

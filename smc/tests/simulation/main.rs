@@ -219,7 +219,7 @@ fn number(variable: &str) -> Option<u64> {
 }
 
 /// Unoptimised code takes its time.
-const SEEDS: u64 = if cfg!(debug_assertions) { 150 } else { 250 };
+const SEEDS: u64 = if cfg!(debug_assertions) { 400 } else { 4000 };
 
 /// How often a schedule of a file is run.
 const FILE_RUNS: usize = 5;
