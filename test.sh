@@ -436,7 +436,7 @@ step_interop() {
     # The clock of a guest is no other program's.
     bounded 300 "${guest[@]}" "$TARGET/debug/smc" soak --clock-steps --fault step-clock \
         --fault kill-client --epochs 4 --epoch 5 --measured 1M --seed 2
-    bounded 600 "$PROGRAMS/interop" soak --failovers 8
+    bounded 600 "$PROGRAMS/interop" soak --failovers 2
     bounded 180 "$PROGRAMS/interop" sockets "$TARGET/debug/smc"
     bounded 300 "$PROGRAMS/interop" early
     bounded 60 "$PROGRAMS/interop" hosts --client here --server here --address 127.0.0.1 \

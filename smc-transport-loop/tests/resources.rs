@@ -244,6 +244,23 @@ fn memory_that_the_peer_released_last_is_given_back_on_request() {
     assert_eq!(memory_mappings(), mappings - 2);
 }
 
+#[test]
+fn a_peer_that_releases_nothing_keeps_no_more_than_the_pool() {
+    let _alone = alone();
+    let dir = TempDir::new().unwrap();
+    let ours = DrivenDevice::new(device(dir.path()).pool(10, 1 << 20));
+    let theirs = DrivenDevice::in_dir(dir.path());
+    let mut used = Vec::new();
+    for _ in 0..100 {
+        let dmb = ours.register(theirs.gid());
+        used.push(theirs.attach(ours.gid(), dmb.token()));
+    }
+    theirs.drain();
+    // The signal pages, what the peer uses, and the pool.
+    let mappings = memory_mappings();
+    assert!(mappings <= 4 + 100 + 10, "{mappings}");
+}
+
 type Registering<'a> = Pin<Box<dyn Future<Output = Result<Arc<dyn Dmb>, DeviceError>> + 'a>>;
 
 /// Registers buffers until the channel to the peer has no space. Also returns the call that waits.

@@ -15,7 +15,7 @@ use crate::workload::Kind;
 
 #[derive(Debug, Args)]
 pub(crate) struct SoakArgs {
-    /// How many; those of the last epoch are completed
+    /// How many
     #[arg(long, value_name = "N", default_value_t = 200)]
     failovers: u32,
     /// No other epoch begins after this time
@@ -40,7 +40,7 @@ pub(crate) fn run(args: &SoakArgs) -> Result<bool> {
     let mut violations = Vec::new();
     while failovers < args.failovers && time.is_none_or(|time| started.elapsed() < time) {
         let run = Run {
-            scenario: scenario::failovers(epochs),
+            scenario: scenario::failovers(epochs, args.failovers - failovers),
             role: [Role::Client, Role::Server][epochs as usize / 2 % 2],
             subject: Kind::Ours,
             peer: Kind::Ours,

@@ -242,9 +242,9 @@ impl Process {
         let process = Arc::clone(self);
         self.active.fetch_add(1, Ordering::AcqRel);
         self.runtime.detach(async move {
-            let is_smc = stream.mode().is_smc();
+            let (is_smc, name) = (stream.mode().is_smc(), format!("{stream:?}"));
             let ended = exchange::answer(process.runtime, stream).await;
-            process.count(is_smc, ended);
+            process.count(is_smc, &name, ended);
             process.active.fetch_sub(1, Ordering::AcqRel);
         });
     }
@@ -272,8 +272,9 @@ impl Process {
         match exchange::bounded(self.runtime, connecting).await {
             Ok(Ok(stream)) => {
                 let is_smc = stream.mode().is_smc();
+                let name = format!("{stream:?} with exchange {}", exchange.name());
                 let ended = exchange::request(self.runtime, stream, exchange).await;
-                self.count(is_smc, ended);
+                self.count(is_smc, &name, ended);
             }
             Ok(Err(_error)) => {
                 self.state().counts.refused += 1;
@@ -291,7 +292,7 @@ impl Process {
         .map_err(Into::into)
     }
 
-    fn count(&self, is_smc: bool, ended: Result<(Ending, u64), Violation>) {
+    fn count(&self, is_smc: bool, name: &str, ended: Result<(Ending, u64), Violation>) {
         let mut state = self.state();
         let counts = &mut state.counts;
         counts.fallback += u64::from(!is_smc);
@@ -306,10 +307,7 @@ impl Process {
                     Ending::Unused => counts.unused += 1,
                 }
             }
-            Err(why) => {
-                let mode = if is_smc { "SMC" } else { "TCP" };
-                violation(&format!("{why}, over {mode}"));
-            }
+            Err(why) => violation(&format!("{name}: {why}")),
         }
     }
 

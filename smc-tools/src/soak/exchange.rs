@@ -47,12 +47,13 @@ pub(super) enum Ending {
 /// What no fault is a reason for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub(super) enum Violation {
-    #[error("byte {at} of {len} is {found:#04x} in place of {expected:#04x}")]
+    #[error("byte {at} of {len} is {found:#04x} in place of {expected:#04x}: {origin}")]
     WrongByte {
         at: u64,
         len: u64,
         found: u8,
         expected: u8,
+        origin: String,
     },
     #[error("more than {len} bytes")]
     TooMany { len: u64 },
@@ -94,6 +95,11 @@ impl Exchange {
             lengths: [len; 2],
             resets: [NEVER; 2],
         }
+    }
+
+    /// Its seed, without the highest bit: bytes do not depend on that.
+    pub(super) fn name(&self) -> String {
+        format!("{:x}", self.seed << 1 >> 1)
     }
 
     fn encoded(&self) -> [u8; HEADER] {
@@ -287,6 +293,7 @@ fn check(piece: &[u8], expected: &[u8], at: u64, len: u64) -> Result<(), Violati
             len,
             found: piece[wrong],
             expected: expected[wrong],
+            origin: origin(piece, at, wrong),
         });
     }
     match at + piece.len() as u64 > len {
@@ -295,10 +302,37 @@ fn check(piece: &[u8], expected: &[u8], at: u64, len: u64) -> Result<(), Violati
     }
 }
 
+/// Which exchange bytes belong to that are not those expected at a position, from `wrong` on.
+fn origin(piece: &[u8], at: u64, wrong: usize) -> String {
+    if let (0, Some(header)) = (at, piece.first_chunk()) {
+        let exchange = Exchange::decode(header);
+        if Exchange::random(exchange.seed) == exchange {
+            return format!("the request of exchange {}", exchange.name());
+        }
+    }
+    let position = (at + wrong as u64).next_multiple_of(8);
+    let words = piece.get((position - at) as usize..).unwrap_or_default();
+    let mut words = words.chunks_exact(8);
+    let mut key = |index| {
+        let word = words.next()?.try_into().ok()?;
+        Some(unmix(u64::from_le_bytes(word)) ^ step(index))
+    };
+    match (key(position / 8), key(position / 8 + 1)) {
+        (Some(key), Some(next)) if key == next => {
+            let from = if key % 2 == 0 { "client" } else { "server" };
+            format!("of the {from} of exchange {:x}", key / 2)
+        }
+        _ => {
+            let end = piece.len().min(wrong + HEADER);
+            format!("of no exchange, {:02x?}", &piece[wrong..end])
+        }
+    }
+}
+
 /// The bytes of a stream from a position on.
 fn fill(seed: u64, from: Side, at: u64, bytes: &mut [u8]) {
     let key = seed.wrapping_mul(2).wrapping_add(from as u64);
-    let word = |index: u64| mix(key ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_le_bytes();
+    let word = |index: u64| mix(key ^ step(index)).to_le_bytes();
     let skipped = (at % 8) as usize;
     let first = word(at / 8);
     let (begin, rest) = bytes.split_at_mut(((8 - skipped) % 8).min(bytes.len()));
@@ -319,6 +353,20 @@ fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
+}
+
+/// The inverse of [`mix`].
+fn unmix(mut z: u64) -> u64 {
+    z ^= (z >> 31) ^ (z >> 62);
+    z = z.wrapping_mul(0x3196_42b2_d24d_8ec3);
+    z ^= (z >> 27) ^ (z >> 54);
+    z = z.wrapping_mul(0x96de_1b17_3f11_9089);
+    z ^ (z >> 30) ^ (z >> 60)
+}
+
+/// What tells one word of a stream from the others.
+fn step(index: u64) -> u64 {
+    index.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 /// How a stream ended whose call failed.
@@ -376,6 +424,19 @@ mod tests {
         let mut other = vec![0; 1000];
         fill(7, Side::Server, 0, &mut other);
         assert_ne!(whole, other);
+    }
+
+    #[test]
+    fn bytes_of_another_exchange_are_attributed() {
+        let other = Exchange::random(8 | 1 << 63);
+        let mut bytes = vec![0; 100];
+        for (side, name) in [(Side::Client, "client"), (Side::Server, "server")] {
+            fill(other.seed, side, 50, &mut bytes);
+            let found = origin(&bytes, 50, 3);
+            assert_eq!(found, format!("of the {name} of exchange 8"));
+        }
+        assert_eq!(origin(&other.encoded(), 0, 0), "the request of exchange 8");
+        assert_eq!(origin(&[7; 20], 48, 18), "of no exchange, [07, 07]");
     }
 
     #[test]

@@ -5,9 +5,12 @@ use std::time::Duration;
 use super::{Action, Peers, Scenario, ScenarioEnd, Shape};
 use crate::workload::{Script, Step};
 
-/// The failovers of an epoch. On each connection [`LOAD`] is under way in both directions while a
-/// link is lost and comes back. It is always the link that connections have moved to before.
-pub(crate) fn epoch(number: u32) -> Scenario {
+/// So many failovers, [`IN_EPOCH`] at most. On each connection [`LOAD`] is under way in both
+/// directions while a link is lost and comes back. It is always the link that connections have
+/// moved to before. The first half of them is by an interface that goes down, the rest by a wire
+/// that is cut.
+pub(crate) fn epoch(number: u32, failovers: u32) -> Scenario {
+    let failovers = failovers.min(IN_EPOCH);
     let mut begin = vec![Action::Await(Shape::Symmetric)];
     begin.extend(go_on());
     let mut scenario = Scenario::new("failovers", "links are lost and come back under load")
@@ -16,7 +19,7 @@ pub(crate) fn epoch(number: u32) -> Scenario {
     // The mark comes once, so that no action waits for another connection's.
     let mut subject = vec![Step::Mark("open".into()), Step::Gate("begin".into())];
     let mut peer = Vec::new();
-    for failover in 0..IN_EPOCH {
+    for failover in 0..failovers {
         let loaded = format!("loaded {failover}");
         subject.extend([
             Step::Exchange(BEGIN),
@@ -28,12 +31,16 @@ pub(crate) fn epoch(number: u32) -> Scenario {
             Step::Mark(loaded.clone()),
             Step::Exchange(LOAD),
         ]);
-        scenario = scenario.trigger(ScenarioEnd::Peer, loaded, actions(number, failover));
+        scenario = scenario.trigger(
+            ScenarioEnd::Peer,
+            loaded,
+            actions(number, failover, failovers),
+        );
     }
     peer.push(Step::End);
     scenario.peers = Peers::Ours;
     scenario.is_recorded = false;
-    scenario.limit = LIMIT * IN_EPOCH;
+    scenario.limit = LIMIT * failovers;
     scenario.scripts(
         Script::many(CONNECTIONS, subject),
         Script::many(CONNECTIONS, peer),
@@ -46,7 +53,7 @@ pub(crate) fn gate(failover: u32) -> String {
 }
 
 /// What is done in the midst of a transfer.
-fn actions(epoch: u32, failover: u32) -> Vec<Action> {
+fn actions(epoch: u32, failover: u32, failovers: u32) -> Vec<Action> {
     let nic = usize::from(failover % 2 == 1);
     let (end, of_epoch) = (end(failover / 2), end(epoch));
     let lost = [
@@ -57,10 +64,10 @@ fn actions(epoch: u32, failover: u32) -> Vec<Action> {
     if failover == 0 {
         actions.push(Action::StepClock(of_epoch, CLOCK_STEP));
     }
-    if failover + 1 == IN_EPOCH {
+    if failover + 1 == failovers {
         actions.push(Action::StepClock(of_epoch, -CLOCK_STEP));
     }
-    if failover < BY_INTERFACE {
+    if failover < failovers.div_ceil(2) {
         actions.push(Action::LinkDown(end, nic));
         actions.extend(lost);
         actions.push(Action::Restore(end, nic));
@@ -94,11 +101,8 @@ fn end(number: u32) -> ScenarioEnd {
     }
 }
 
-/// Failovers of an epoch.
+/// Failovers of an epoch at most.
 const IN_EPOCH: u32 = 8;
-
-/// Those by an interface that goes down; all others are by a wire that is cut.
-const BY_INTERFACE: u32 = 4;
 
 const CONNECTIONS: u32 = 4;
 
@@ -120,8 +124,8 @@ mod tests {
 
     #[test]
     fn the_link_of_the_connections_is_lost_each_time_and_comes_back() {
-        for number in 0..2 {
-            let scenario = epoch(number);
+        for (number, failovers) in [(0, IN_EPOCH), (1, IN_EPOCH), (0, 2)] {
+            let scenario = epoch(number, failovers);
             let (mut in_use, mut lost, mut losses) = (0, Vec::new(), 0);
             let triggers = scenario.triggers.iter();
             for action in triggers.flat_map(|trigger| &trigger.actions) {
@@ -139,7 +143,7 @@ mod tests {
                     _ => {}
                 }
             }
-            assert_eq!((losses, lost.len()), (IN_EPOCH, 0), "all are back");
+            assert_eq!((losses, lost.len()), (failovers, 0), "all are back");
         }
     }
 }

@@ -414,7 +414,7 @@ mod tests {
     #[test]
     fn names_are_unique_and_cues_have_their_marks() {
         let mut all = all();
-        all.push(failovers(0));
+        all.push(failovers(0, 8));
         for (index, scenario) in all.iter().enumerate() {
             let twins = all.iter().filter(|other| other.name == scenario.name);
             assert_eq!(twins.count(), 1, "{}", scenario.name);
