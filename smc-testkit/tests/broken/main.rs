@@ -214,7 +214,7 @@ impl Workshop {
 #[async_trait]
 impl Provider for Workshop {
     async fn pair(&self) -> Result<Pair, Skip> {
-        Ok(self.pair_on(&MemFabric::new(0xbad)))
+        self.pair_with_limit(DMBS).await
     }
 
     async fn pair_with_limit(&self, dmbs: usize) -> Result<Pair, Skip> {
@@ -230,3 +230,6 @@ impl Provider for Workshop {
 
 /// How often a check may search for its flaw.
 const TRIES: usize = 5;
+
+/// Buffers of a device: fewer than the set-ups of an attack, which find those that are not freed.
+const DMBS: usize = 200;
