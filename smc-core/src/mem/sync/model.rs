@@ -99,6 +99,10 @@ impl AtomicU64 {
         self.0.fetch_or(value, weak(order, Ordering::AcqRel))
     }
 
+    pub fn fetch_and(&self, value: u64, order: Ordering) -> u64 {
+        self.0.fetch_and(value, weak(order, Ordering::AcqRel))
+    }
+
     pub fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
         self.0.fetch_add(value, weak(order, Ordering::AcqRel))
     }
