@@ -433,9 +433,6 @@ step_interop() {
     done
     quiet 1800 cargo build "${locked[@]}" "${ALL[@]}" -q --bins "${AS_TESTS[@]}"
     bounded 300 "${guest[@]}" "$TARGET/debug/smc" demo --transport rdma --size 8M --rounds 1
-    # The clock of a guest is no other program's.
-    bounded 300 "${guest[@]}" "$TARGET/debug/smc" soak --clock-steps --fault step-clock \
-        --fault kill-client --epochs 4 --epoch 5 --measured 1M --seed 2
     bounded 600 "$PROGRAMS/interop" soak --failovers 2
     bounded 180 "$PROGRAMS/interop" sockets "$TARGET/debug/smc"
     bounded 300 "$PROGRAMS/interop" early
