@@ -117,9 +117,6 @@ pub struct Closing {
     is_shut: bool,
     /// This side has ended the connection, in order or not.
     has_ended_here: bool,
-    /// The peer's flags when this side did. Those that come later may be behind data that the peer
-    /// has dropped.
-    peer_before: StateFlags,
 }
 
 /// Result of reading when no data is left.
@@ -161,7 +158,6 @@ impl Default for Closing {
             app_closed: false,
             is_shut: false,
             has_ended_here: false,
-            peer_before: none,
         }
     }
 }
@@ -230,13 +226,12 @@ impl Closing {
     /// Result of a read behind the last byte.
     #[must_use]
     pub fn read_end(&self) -> ReadEnd {
-        let peer = match self.has_ended_here {
-            true => self.peer_before,
-            false => self.peer,
-        };
         if self.is_aborted_by_peer() {
             ReadEnd::Reset
-        } else if peer.intersects(StateFlags::SENDING_DONE | StateFlags::CLOSED) {
+        } else if self
+            .peer
+            .intersects(StateFlags::SENDING_DONE | StateFlags::CLOSED)
+        {
             ReadEnd::Eof
         } else if self.has_ended_here {
             ReadEnd::Aborted
@@ -361,7 +356,6 @@ impl Closing {
             return None;
         }
         self.has_ended_here = true;
-        self.peer_before = self.peer;
         let _only_init_has_no_row = self.state.aborted();
         if self.app_closed {
             let _always = self.state.close();
