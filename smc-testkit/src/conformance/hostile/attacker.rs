@@ -7,9 +7,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use async_trait::async_trait;
 use rustix::net::sockopt::set_socket_linger;
-use smc_core::device::{Attachment, Device, Direct, Dmb, Signal, SubmitError};
+use smc_core::device::{Attachment, Direct, Dmb, Signal, SubmitError};
 use smc_core::wire::cdc::{CdcD, ConsumerWord, ProducerWord, StateFlags};
 use smc_core::wire::clc::{
     AcceptConfirm, AcceptKind, Body, DirectEnd, Frame, HEADER_LEN, Message, Terms,
@@ -19,27 +18,26 @@ use smc_core::wire::size::SizeCode;
 use smc_wire::types::{DmbToken, Gid};
 
 use super::super::fixture::{OrFail, SMALL, Stop, Verdict, ensure, fail, load, skip, wait};
-use super::super::node::{FabricKind, Node, until_taken};
-use super::super::provider::{Kill, Pair, Provider, Skip};
+use super::super::node::{Node, until_taken};
+use super::super::provider::{Kill, Provider};
 use crate::Rng;
 use crate::streams::patterned;
 use crate::world::{answer_from, messages, proposal_from};
 
 /// What an attacker knows of its victim, and of the victim's other peers.
 #[derive(Clone, Debug)]
-#[expect(clippy::exhaustive_structs, reason = "callers make it")]
-pub struct Target {
+pub(super) struct Target {
     /// Where the victim listens, with an endpoint that assumes that each client supports SMC, and
     /// sends back what it reads.
-    pub address: SocketAddr,
+    pub(super) address: SocketAddr,
     /// Its device.
-    pub victim: Gid,
+    pub(super) victim: Gid,
     /// Buffers of connections of others, with the device that each belongs to.
-    pub others: Vec<(Gid, DmbToken)>,
+    pub(super) others: Vec<(Gid, DmbToken)>,
 }
 
 /// A peer with an ordinary device that keeps to no rule.
-pub struct Attacker<'p> {
+pub(super) struct Attacker<'p> {
     provider: &'p dyn Provider,
     node: Option<Node>,
     kill: Option<Kill>,
@@ -50,24 +48,6 @@ pub struct Attacker<'p> {
 
 /// Has the victim connect to an address.
 pub(super) type Invite<'p> = Box<dyn Fn(SocketAddr) + 'p>;
-
-impl Attacker<'static> {
-    /// An attacker with this device, of which it has the last handle.
-    ///
-    /// # Errors
-    ///
-    /// When it is no SMC-D device.
-    pub fn new(device: Arc<dyn Device>, target: Target) -> Result<Self, String> {
-        let timeout = NoRuntime.effort().timeout;
-        let node = Node::new(device, FabricKind::Direct, timeout);
-        let node = node.map_err(|stop| format!("{stop:?}"))?;
-        Ok(Self::with_node(
-            &NoRuntime,
-            (node, Some(Box::new(drop))),
-            target,
-        ))
-    }
-}
 
 impl<'p> Attacker<'p> {
     pub(super) fn with_node(
@@ -92,8 +72,7 @@ impl<'p> Attacker<'p> {
     }
 
     /// Whether the device is still there.
-    #[must_use]
-    pub fn has_device(&self) -> bool {
+    pub(super) fn has_device(&self) -> bool {
         self.node.is_some()
     }
 
@@ -432,15 +411,5 @@ impl Connection {
             let is_freed = attacker.put(self.buffer, 0, &[])?.is_err();
             Ok(word.state_flags.intersects(ended) || is_freed)
         })
-    }
-}
-
-/// For an attacker whose device depends on no runtime.
-struct NoRuntime;
-
-#[async_trait]
-impl Provider for NoRuntime {
-    async fn pair(&self) -> Result<Pair, Skip> {
-        Err(Skip::new("there is one device"))
     }
 }

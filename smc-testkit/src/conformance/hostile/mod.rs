@@ -44,7 +44,7 @@
 //!
 //! A test writes the rate of the good streams before and during the attack to standard output. No
 //! test depends on it: to measure what an attack costs others takes processes, and one that only
-//! takes CPU time to compare with ([`ATTACKS`]).
+//! takes CPU time to compare with.
 
 mod attacker;
 mod cursors;
@@ -53,38 +53,8 @@ mod memory;
 mod scene;
 mod setups;
 
-pub use attacker::{Attacker, Target};
-
-use super::fixture::{Stop, Verdict};
 use super::node::FabricKind;
 use super::{Check, Provider, Report, assert_check, check_table, run_each};
-
-/// One attack, for programs that choose what they attack.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub struct Attack {
-    /// The name of the test.
-    pub name: &'static str,
-    /// What the hostile peer does.
-    pub about: &'static str,
-    run: fn(&mut Attacker<'_>) -> Verdict,
-}
-
-impl Attack {
-    /// Does it once, which takes a bounded number of steps.
-    ///
-    /// # Errors
-    ///
-    /// What did not come about: most often an end of a connection by the victim, or a connection.
-    /// Gives whether the attack could be made.
-    pub fn run(&self, attacker: &mut Attacker<'_>) -> Result<bool, String> {
-        match (self.run)(attacker) {
-            Ok(()) => Ok(true),
-            Err(Stop::Skip(_)) => Ok(false),
-            Err(Stop::Fail(why)) => Err(why),
-        }
-    }
-}
 
 /// Runs every attack, each on fresh devices, and reports.
 #[must_use]
@@ -112,17 +82,6 @@ macro_rules! hostile_suite {
             $crate::hostile::assert_survives,
             $provider
         ));
-    };
-}
-
-macro_rules! attack_table {
-    ($all:ident; $($module:ident { $($name:ident: $about:literal,)* })*) => {
-        /// Every attack, for programs.
-        pub const $all: &[Attack] = &[$($(Attack {
-            name: stringify!($name),
-            about: $about,
-            run: $module::$name,
-        },)*)*];
     };
 }
 
@@ -179,4 +138,3 @@ macro_rules! __hostile_attacks {
 }
 
 __hostile_attacks!([check_table](Direct, scene::survive));
-__hostile_attacks!([attack_table] ATTACKS);
