@@ -307,17 +307,13 @@ impl<'p> Fixture<'p> {
     pub(super) fn eventually(
         &self,
         what: &str,
-        mut condition: impl FnMut() -> Result<bool, Stop>,
+        condition: impl FnMut() -> Result<bool, Stop>,
     ) -> Verdict {
-        let deadline = Instant::now() + self.timeout();
-        loop {
-            if condition()? {
-                return Ok(());
-            }
-            ensure!(Instant::now() < deadline, "not in time: {what}");
+        eventually(self.timeout(), what, condition, || {
             self.drain_all()?;
             thread::yield_now();
-        }
+            Ok(())
+        })
     }
 
     /// Drains all devices once.
@@ -329,6 +325,21 @@ impl<'p> Fixture<'p> {
     fn nodes(&self) -> [Option<&Node>; 3] {
         [Some(&self.local), self.peer.other(), self.third.as_ref()]
     }
+}
+
+/// Does something until the condition holds.
+pub(super) fn eventually(
+    timeout: Duration,
+    what: &str,
+    mut condition: impl FnMut() -> Result<bool, Stop>,
+    mut meanwhile: impl FnMut() -> Verdict,
+) -> Verdict {
+    let deadline = Instant::now() + timeout;
+    while !condition()? {
+        ensure!(Instant::now() < deadline, "not in time: {what}");
+        meanwhile()?;
+    }
+    Ok(())
 }
 
 /// Runs a future through the provider and brings back what it gave.

@@ -5,7 +5,7 @@ use std::io::{self, IoSlice, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::net::sockopt::set_socket_linger;
 use smc_core::device::{Attachment, Direct, Dmb, Signal, SubmitError};
@@ -17,7 +17,9 @@ use smc_core::wire::cursor::{Cursor, Ring};
 use smc_core::wire::size::SizeCode;
 use smc_wire::types::{DmbToken, Gid};
 
-use super::super::fixture::{OrFail, SMALL, Stop, Verdict, ensure, fail, load, skip, wait};
+use super::super::fixture::{
+    OrFail, SMALL, Stop, Verdict, ensure, eventually, fail, load, skip, wait,
+};
 use super::super::node::{Node, until_taken};
 use super::super::provider::{Kill, Provider};
 use crate::Rng;
@@ -123,17 +125,15 @@ impl<'p> Attacker<'p> {
     pub(super) fn eventually(
         &self,
         what: &str,
-        mut condition: impl FnMut() -> Result<bool, Stop>,
+        condition: impl FnMut() -> Result<bool, Stop>,
     ) -> Verdict {
-        let deadline = Instant::now() + self.timeout();
-        while !condition()? {
-            ensure!(Instant::now() < deadline, "not in time: {what}");
+        eventually(self.timeout(), what, condition, || {
             if let Some(node) = &self.node {
                 node.forget()?;
             }
             thread::sleep(Duration::from_micros(50));
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// A buffer for a device, of the smallest size.
