@@ -251,12 +251,9 @@ impl ListenerService {
         };
         if matches!(verdict, Negotiated::Plain(_)) && self.begins_with_proposal(&accepted) {
             // Its application is not to get what was meant for SMC.
-            reset(&*accepted.socket);
-            self.endpoint.setups.add_error(Role::Server);
             let why = "a PROPOSAL in a SYN without the SMC option";
             let why = io::Error::new(io::ErrorKind::ConnectionAborted, why).into();
-            let client = Destination::client(&accepted.peer);
-            self.endpoint.warned.failed("accept", client, &why);
+            set_up_failed(&self.endpoint, &accepted.peer, &*accepted.socket, &why);
             return None;
         }
         let Accepted {
@@ -372,15 +369,18 @@ impl ListenerService {
                         queue.put(Ok((stream, peer)), Some(descriptor));
                     }
                 },
-                Err(error) => {
-                    let client = Destination::client(&peer);
-                    endpoint.setups.add_error(Role::Server);
-                    endpoint.warned.failed("accept", client, &error);
-                    reset(&*tcp);
-                }
+                Err(error) => set_up_failed(&endpoint, &peer, &*tcp, &error),
             });
         }))
     }
+}
+
+/// The set-up with a client has failed, of which the application is not told.
+fn set_up_failed(endpoint: &EndpointInner, peer: &Address, socket: &dyn Socket, why: &Error) {
+    reset(socket);
+    endpoint.setups.add_error(Role::Server);
+    let client = Destination::client(peer);
+    endpoint.warned.failed("accept", client, why);
 }
 
 /// Lets the end of a TCP connection whose set-up has failed be a reset: a client that has declined
