@@ -161,7 +161,7 @@ impl Listener {
     }
 
     /// The clients that were closed because the policy requires SMC
-    /// ([`Policy::Require`]), and why the last of them would have been TCP.
+    /// ([`Policy::Require`](crate::Policy::Require)), and why the last of them would have been TCP.
     ///
     /// [`Listener::accept`] does not return them. Useful for logs, when clients report that their
     /// connections end at once.

@@ -62,7 +62,7 @@ impl ListenOptions {
     /// first that is read. The client may not have received an answer yet, and may never do so: a
     /// client that repeats a connect that has failed sends its request twice. So allow this for
     /// services whose requests may be repeated; or refuse, by an answer of the service, those that
-    /// may not on a stream that [is early](Stream::is_early).
+    /// may not on a stream that [is early](crate::Stream::is_early).
     ///
     /// A PROPOSAL that comes twice is taken once: the listener stores what identifies the last
     /// 4096; over SMC-R each is authenticated with a number that the link group takes once, and
@@ -71,6 +71,7 @@ impl ListenOptions {
     /// cannot be told.
     ///
     /// [`ConnectOptions::early_data`]: crate::ConnectOptions::early_data
+    /// [`Listener::accept`]: crate::Listener::accept
     #[must_use]
     pub fn max_early_data(mut self, max: usize) -> Self {
         self.max_early_data = max;
