@@ -15,7 +15,7 @@ use smc_core::wire::clc::{
 };
 use smc_core::wire::cursor::{Cursor, Ring};
 use smc_core::wire::size::SizeCode;
-use smc_wire::types::{DmbToken, Gid};
+use smc_wire::types::{DeclineCode, DmbToken, Gid};
 
 use super::super::fixture::{
     OrFail, SMALL, Stop, Verdict, ensure, eventually, fail, load, skip, wait,
@@ -173,20 +173,28 @@ impl<'p> Attacker<'p> {
         Ok(Tcp(stream))
     }
 
-    /// A handshake as client, up to the ACCEPT.
+    /// A handshake as client, up to the ACCEPT. The victim may decline while it still has the
+    /// buffers of connections that have ended.
     pub(super) fn propose(&self) -> Result<Accepted, Stop> {
-        let mut tcp = self.connect()?;
-        tcp.send(&proposal_from(self.direct()?))
-            .or_fail("PROPOSAL")?;
-        let message = tcp.message().or_fail("ACCEPT")?;
-        match Message::parse(&message).or_fail("ACCEPT")? {
-            Message::Accept(AcceptConfirm {
-                terms,
-                body: Body::D(end),
-                ..
-            }) => Ok(Accepted { tcp, terms, end }),
-            other => fail(format!("{} in place of ACCEPT", other.kind())),
-        }
+        let mut accepted = None;
+        self.eventually("the victim accepts a connection", || {
+            let mut tcp = self.connect()?;
+            tcp.send(&proposal_from(self.direct()?))
+                .or_fail("PROPOSAL")?;
+            let message = tcp.message().or_fail("ACCEPT")?;
+            accepted = match Message::parse(&message).or_fail("ACCEPT")? {
+                Message::Accept(AcceptConfirm {
+                    terms,
+                    body: Body::D(end),
+                    ..
+                }) => Some(Accepted { tcp, terms, end }),
+                Message::Decline(decline) if decline.diagnosis == DeclineCode::MEM => None,
+                Message::Decline(decline) => return fail(decline.diagnosis.to_string()),
+                other => return fail(format!("{} in place of ACCEPT", other.kind())),
+            };
+            Ok(accepted.is_some())
+        })?;
+        accepted.map_or_else(|| fail("no connection"), Ok)
     }
 
     /// A whole handshake as client.
