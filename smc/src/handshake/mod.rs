@@ -381,6 +381,11 @@ async fn drive(
                 HandshakeOutput::EarlyData(bytes) => {
                     resources.store_early(&bytes)?;
                 }
+                HandshakeOutput::RefuseEarly(early) => {
+                    for group in endpoint.groups.all_rdma() {
+                        group.refuse_early(&early);
+                    }
+                }
                 HandshakeOutput::Discard => {
                     work = None;
                     *resources = HandshakeResources::default();

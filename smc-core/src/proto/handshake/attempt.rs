@@ -157,15 +157,7 @@ impl RdmaEnds {
             psn: end.psn,
             mtu: end.mtu,
         };
-        let rmb = PeerRmb {
-            rkey: end.rkey,
-            addr: end.rmb_addr,
-            index: end.rmbe_index,
-            size: end.size,
-            token: end.token,
-            authentication,
-        };
-        self.peer = Some((link, rmb));
+        self.peer = Some((link, peer_rmb(end, authentication)));
         Ok(())
     }
 
@@ -191,6 +183,21 @@ impl RdmaEnds {
             has_credits: features.contains(Features::RECEIVE_CREDITS),
             ..terms
         }
+    }
+}
+
+/// The RMB that a message of the peer names.
+pub(super) const fn peer_rmb(
+    end: &RdmaEnd,
+    authentication: Option<(Authentication, AuthenticatedPart)>,
+) -> PeerRmb {
+    PeerRmb {
+        rkey: end.rkey,
+        addr: end.rmb_addr,
+        index: end.rmbe_index,
+        size: end.size,
+        token: end.token,
+        authentication,
     }
 }
 
@@ -275,8 +282,7 @@ impl DeviceAttempt {
     pub(super) fn take_early_rdma(&mut self) -> Result<(), PeerMisbehaved> {
         if let Ends::Rdma(ends) = &mut self.ends {
             if let Some(early) = ends.early {
-                let part = AuthenticatedPart::Early(early.data);
-                ends.set_peer(&early.end, Some((early.authentication, part)))?;
+                ends.set_peer(&early.end, early.rmb().authentication)?;
                 self.in_use.insert(Features::EARLY_CONFIRM);
             }
         }

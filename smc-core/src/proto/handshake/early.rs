@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use hashbrown::HashSet;
 use smc_wire::clc::{Authentication, DirectEnd, EarlyRdmaEnd, Extensions, RdmaEnd};
-use smc_wire::types::{Features, Gid, Nonce};
+use smc_wire::types::{Features, Gid, Nonce, Qpn, RoceGid};
 
-use super::attempt::{DeviceAttempt, Ends};
+use super::attempt::{DeviceAttempt, Ends, peer_rmb};
 use super::client::ClientProposal;
 use super::machine::emitted;
 use crate::mutex::Mutex;
 use crate::proto::group::{GroupKey, Intent};
-use crate::proto::links::EarlyDataHash;
+use crate::proto::links::{AuthenticatedPart, EarlyDataHash, PeerRmb};
 
 /// The client's end of a connection in a link group that exists, sent with the PROPOSAL. If the
 /// server takes it, the connection is established with ACCEPT
@@ -161,6 +161,33 @@ pub(super) struct ReceivedRdmaEnd {
     pub(super) end: RdmaEnd,
     pub(super) authentication: Authentication,
     pub(super) data: EarlyDataHash,
+}
+
+impl ReceivedRdmaEnd {
+    /// The client's RMB, with the authentication of the early CONFIRM.
+    pub(super) fn rmb(self) -> PeerRmb {
+        let part = AuthenticatedPart::Early(self.data);
+        peer_rmb(&self.end, Some((self.authentication, part)))
+    }
+
+    pub(super) fn refused(self) -> RefusedEarly {
+        RefusedEarly {
+            gid: self.end.gid,
+            qpn: self.end.qpn,
+            rmb: self.rmb(),
+        }
+    }
+}
+
+/// An early CONFIRM for SMC-R that a server has not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RefusedEarly {
+    /// The client's end of the link that it names.
+    pub gid: RoceGid,
+    /// The queue pair of that end.
+    pub qpn: Qpn,
+    /// The client's RMB, with the authentication.
+    pub rmb: PeerRmb,
 }
 
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use smc_wire::{DecodeError, EmitError};
 
 use super::attempt::{DeviceAttempt, Ends};
 use super::device_scan::DeviceScan;
-use super::early::{ReceivedEarly, SentEarly};
+use super::early::{ReceivedEarly, RefusedEarly, SentEarly};
 use super::steps::{
     Action, Awaits, LATE_DECLINE, OnError, OnTerminated, OnTimeout, Step, StepTimeout, TcpEnd, When,
 };
@@ -74,6 +74,8 @@ pub(super) enum RoleState {
         path: TcpPath,
         /// From PROPOSAL to ACCEPT.
         scan: Option<Box<DeviceScan>>,
+        /// The early CONFIRM for SMC-R, until it is used or refused.
+        early: Option<RefusedEarly>,
     },
 }
 
@@ -86,6 +88,10 @@ pub enum HandshakeOutput {
     /// A server: these are the first bytes of the stream, received with the PROPOSAL. Put them into
     /// the local receive buffer, as if the peer had written them, before anything that follows.
     EarlyData(Vec<u8>),
+    /// A server: the early CONFIRM in the PROPOSAL is not taken, and must not be when the PROPOSAL
+    /// comes again: [`LinkGroup::refuse_early`](crate::proto::links::LinkGroup::refuse_early) of
+    /// each link group, before anything that follows.
+    RefuseEarly(RefusedEarly),
     /// Do this and report with [`Handshake::handle_done`].
     Work(Work),
     /// Release what work has acquired so far; another device is tried.
@@ -541,6 +547,8 @@ impl Handshake {
         if step.when == When::EarlyReuse {
             let attempt = self.attempt.as_mut();
             attempt.map_or(Ok(()), DeviceAttempt::take_early_rdma)?;
+            // Its number is taken with it.
+            self.take_unused_early();
         }
         match step.awaits {
             Awaits::Proposal | Awaits::Accept | Awaits::LateDecline => return Ok(()),
@@ -556,6 +564,7 @@ impl Handshake {
                     let output = taken.map(HandshakeOutput::EarlyData);
                     self.outputs.extend(output);
                 }
+                self.refuse_early();
                 self.send_accept_or_confirm(clc::AcceptKind::Accept)?;
                 let attempt = self.attempt.as_ref();
                 return match attempt.is_some_and(DeviceAttempt::has_early_confirm) {
@@ -573,6 +582,19 @@ impl Handshake {
         self.outputs
             .push_back(HandshakeOutput::Work(work.ok_or(BUG)?));
         Ok(())
+    }
+
+    /// A server that goes on without the early CONFIRM refuses it.
+    fn refuse_early(&mut self) {
+        let early = self.take_unused_early();
+        self.outputs.extend(early.map(HandshakeOutput::RefuseEarly));
+    }
+
+    fn take_unused_early(&mut self) -> Option<RefusedEarly> {
+        match &mut self.role_state {
+            RoleState::Server { early, .. } => early.take(),
+            RoleState::Client { .. } => None,
+        }
     }
 
     /// Sends ACCEPT or CONFIRM.
@@ -615,6 +637,7 @@ impl Handshake {
             return;
         };
         self.step = None;
+        self.refuse_early();
         let failure = match (failure, self.closed.take()) {
             // There is no TCP to fall back to.
             (Failure::Decline(_), Some(error)) => Failure::Abort(error),

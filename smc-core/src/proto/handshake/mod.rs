@@ -74,7 +74,7 @@ pub use config::{
 };
 pub use crossing::CrossingDecline;
 pub(crate) use decline::{DeclineCause, PEER_DECLINED};
-pub use early::{EarlyConfirm, EarlyData, EarlyDataPolicy};
+pub use early::{EarlyConfirm, EarlyData, EarlyDataPolicy, RefusedEarly};
 pub use machine::{Handshake, HandshakeOutput};
 pub use rdma_port::{DeviceExclusion, RdmaConfig, RdmaPort, Routes};
 pub use steps::{LocalRmb, RmbError, Work, WorkDone};

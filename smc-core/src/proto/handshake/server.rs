@@ -10,7 +10,7 @@ use smc_wire::types::{Features, Version};
 use super::attempt::Ends;
 use super::client::authenticated;
 use super::device_scan::DeviceScan;
-use super::early::ReceivedEarly;
+use super::early::{ReceivedEarly, ReceivedRdmaEnd};
 use super::machine::{Failure, RoleState};
 use super::steps::{PROPOSAL, SERVER_DIRECT, SERVER_RDMA};
 use super::{DeclineCause, Handshake, HandshakeConfig, PeerBuffer, TcpPath};
@@ -24,7 +24,11 @@ impl Handshake {
     /// must take all of it.
     #[must_use]
     pub fn server(now: Instant, config: Arc<HandshakeConfig>, path: TcpPath) -> Self {
-        let role_state = RoleState::Server { path, scan: None };
+        let role_state = RoleState::Server {
+            path,
+            scan: None,
+            early: None,
+        };
         let mut handshake = Self::new(now, config, role_state, Version::V1);
         let begun = handshake.begin(&PROPOSAL);
         handshake.conclude(begun);
@@ -41,9 +45,15 @@ impl Handshake {
             true => Version::V2,
             false => Version::V1,
         };
-        let RoleState::Server { path, scan } = &mut self.role_state else {
+        let RoleState::Server {
+            path,
+            scan,
+            early: unused,
+        } = &mut self.role_state
+        else {
             return Err(PeerMisbehaved::UnexpectedMessage.into());
         };
+        *unused = early.rdma.map(ReceivedRdmaEnd::refused);
         let begun = DeviceScan::new(proposal, early, &self.config, std::mem::take(path));
         let begun = begun.map_err(|cause| {
             let mut reason = FallbackReason::from(cause);

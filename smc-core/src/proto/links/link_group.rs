@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use smc_wire::clc::Authentication;
-use smc_wire::types::{GroupId, LinkNumber, Rkey, RmbAddr};
+use smc_wire::types::{GroupId, LinkNumber, Qpn, Rkey, RmbAddr, RoceGid};
 
 use super::authentication::{Authentications, EarlyDataHash, GroupAuthentication, HandshakeHash};
 use super::confirm_link::ConfirmFirst;
@@ -409,6 +409,21 @@ impl LinkGroup {
         self.rtokens.add_user(id);
         self.report_links();
         Ok(id)
+    }
+
+    /// An early CONFIRM with this RMB was not taken. If it is for a link of this group, by the
+    /// peer's GID and queue pair, its number is taken: it is not authentic any more when the
+    /// PROPOSAL comes again (docs/spec/extensions.md#authentication).
+    pub fn refuse_early(&mut self, gid: RoceGid, qpn: Qpn, rmb: &PeerRmb) {
+        let is_of = |link: &LinkEntry| {
+            let peer = link.info.peer;
+            peer.is_some_and(|peer| (peer.gid, peer.qpn) == (gid, qpn))
+        };
+        if let Some(authentication) = &mut self.authentication {
+            if self.links.iter().any(is_of) {
+                authentication.verify(rmb);
+            }
+        }
     }
 
     /// Key and address of an RMB of the peer on a link; `None` if the peer did not announce it, or

@@ -31,6 +31,7 @@ use crate::mem::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::mutex::Mutex;
 use crate::proto::Role;
 use crate::proto::group::DeviceIndex;
+use crate::proto::handshake::RefusedEarly;
 use crate::proto::links::{
     self, Authentications, EarlyDataHash, FirstLinkError, GroupType, HandshakeHash, LinkChoice,
     LinkGroup, LinkGroupOutput, LinkId, LinkInfo, LinkState, LlcConfig, PeerRmb, RkeyError, RmbId,
@@ -476,6 +477,12 @@ impl RdmaLinkGroup {
                 Err(error)
             }
         }
+    }
+
+    /// An early CONFIRM that a server has not taken.
+    pub(crate) fn refuse_early(&self, early: &RefusedEarly) {
+        let RefusedEarly { gid, qpn, rmb } = early;
+        self.state.lock().machine.refuse_early(*gid, *qpn, rmb);
     }
 
     fn enter(

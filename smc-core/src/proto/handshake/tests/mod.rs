@@ -169,6 +169,7 @@ impl HandshakeSide {
             match output {
                 HandshakeOutput::Send(bytes) => self.sent.extend(bytes),
                 HandshakeOutput::EarlyData(bytes) => self.early_data = bytes,
+                HandshakeOutput::RefuseEarly(early) => self.refuse_early(&early),
                 HandshakeOutput::Work(work) => {
                     self.works.push(work.clone());
                     if let Some(done) = self.work(now, work) {

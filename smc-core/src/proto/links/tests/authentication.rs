@@ -2,7 +2,7 @@
 
 use smc_wire::clc::Authentication;
 use smc_wire::size::SizeCode;
-use smc_wire::types::Features;
+use smc_wire::types::{Features, Qpn};
 
 use super::world::{key_of, peer_rmb};
 use super::*;
@@ -54,6 +54,39 @@ fn an_rmb_is_named_by_the_peer_once_for_each_connection() {
     assert_eq!(add(&mut world, link, &first), refused);
     let second = authenticated(&mut world, rmb);
     assert_eq!(add(&mut world, link, &second), Ok(rtoken));
+}
+
+#[test]
+fn an_early_confirm_that_was_refused_is_not_taken_when_it_comes_again() {
+    let (mut world, link, rmb) = announced(1);
+    let peer = world.hosts[SERVER].group.links().find(|of| of.id == link);
+    let peer = peer.and_then(|link| link.peer).unwrap();
+    let early = |world: &mut World| {
+        let data = EarlyDataHash::of_none();
+        let code = world.hosts[CLIENT].group.authenticate_early(&rmb, data);
+        PeerRmb {
+            authentication: code.map(|code| (code, AuthenticatedPart::Early(data))),
+            ..rmb
+        }
+    };
+    let (first, second) = (early(&mut world), early(&mut world));
+    // Of another group.
+    let other = Qpn::new(peer.qpn.get() ^ 1).unwrap();
+    world.with(SERVER, |group| group.refuse_early(peer.gid, other, &first));
+    let rtoken = add(&mut world, link, &first).unwrap();
+    world.with(SERVER, |group| group.release_rtoken(rtoken));
+    // What another process has changed is not the client's.
+    let forged = PeerRmb { index: 2, ..second };
+    for refused in [forged, first, second] {
+        world.with(SERVER, |group| {
+            group.refuse_early(peer.gid, peer.qpn, &refused);
+        });
+        let third = early(&mut world);
+        assert_eq!(add(&mut world, link, &third), Ok(rtoken));
+        world.with(SERVER, |group| group.release_rtoken(rtoken));
+    }
+    let refused = Err(RtokenError::NotAuthentic);
+    assert_eq!(add(&mut world, link, &second), refused);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use smc_wire::clc::{EarlyRdmaEnd, Extensions};
 use smc_wire::types::{Features, LinkNumber, Nonce};
 
+use super::super::early_data::{receive, receives_again_over};
 use super::*;
 use crate::error::PeerMisbehaved;
 use crate::proto::links::{HandshakeHash, RkeyError, RtokenError};
@@ -163,6 +164,34 @@ fn data_with_a_nonce_that_was_seen_is_not_taken() {
     assert_eq!(third.server.early_data, b"");
     let fourth = next(&first, server, DATA, 2).completed();
     assert!(is_accepted(&fourth.client));
+}
+
+/// The client writes the data behind the handshake.
+#[test]
+fn a_proposal_whose_data_was_not_taken_is_not_taken_later() {
+    let first = first();
+    let without = HandshakeConfig {
+        vendor_features: Features::SINGLE_LINK | Features::AUTHENTICATION,
+        ..early_host(SERVER)
+    };
+    let no_device = HandshakeConfig {
+        rdma: None,
+        ..early_host(SERVER)
+    };
+    let mut failing = next(&first, taking_server(), DATA, 1);
+    let failed = DeviceError::Exhausted;
+    failing.server.faults.rdma = [WorkDone::RmbPrepared(Err(failed.into()))].into();
+    let without = next(&first, without, DATA, 1);
+    for mut second in [failing, without, next(&first, no_device, DATA, 1)] {
+        second.client.settle(second.now);
+        let proposal = second.client.sent.clone();
+        second.run();
+        let listener = taking_server();
+        let mut again = receives_again_over(&second, listener, path(SERVER));
+        receive(&mut again, second.now, &proposal);
+        assert_eq!(again.early_data, b"");
+        assert!(matches!(again.outcome, Some(Outcome::Tcp(_))));
+    }
 }
 
 /// Both ends of a new group make its key of the PROPOSAL as it was sent.

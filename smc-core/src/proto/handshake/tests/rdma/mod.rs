@@ -22,7 +22,7 @@ use smc_wire::types::{
 use super::*;
 use crate::device::{LinkAddress, RdmaAddress, RoceKind, Route};
 use crate::proto::Role;
-use crate::proto::links::{AuthenticatedPart, Authentications, LinkChoice};
+use crate::proto::links::{AuthenticatedPart, Authentications, LinkChoice, PeerRmb};
 
 /// The one link of a group.
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +35,14 @@ pub(super) struct GroupLink {
 
 impl HandshakeSide {
     pub(super) fn rdma_work(&mut self, work: &Work) -> WorkDone {
+        // Before anything else is looked at.
+        let is_authentic = match work {
+            Work::BindPeer { rmb, .. } => {
+                let is_early = |(_, part)| matches!(part, AuthenticatedPart::Early(_));
+                !rmb.authentication.is_some_and(is_early) || self.take_number(rmb)
+            }
+            _ => true,
+        };
         if let Some(done) = self.scripted(work) {
             return done;
         }
@@ -105,22 +113,30 @@ impl HandshakeSide {
                 (link.peer, link.terms) = (Some(peer), Some(terms));
                 WorkDone::LinkConnected(Ok(()))
             }
-            // A group takes each number once.
-            Work::BindPeer { ref rmb, .. } => {
-                let early = match rmb.authentication {
-                    Some((stated, AuthenticatedPart::Early(_))) => Some(stated.number),
-                    _ => None,
-                };
-                let mut fabric = self.fabric.borrow_mut();
-                let is_new = early.is_none_or(|number| fabric.taken.insert(number));
-                WorkDone::PeerBound(match is_new {
-                    true => Ok(()),
-                    false => Err(RtokenError::NotAuthentic),
-                })
-            }
+            Work::BindPeer { .. } => WorkDone::PeerBound(match is_authentic {
+                true => Ok(()),
+                false => Err(RtokenError::NotAuthentic),
+            }),
             Work::ConfirmRkey => WorkDone::RkeyConfirmed(Ok(())),
             Work::ConfirmLink { .. } => WorkDone::LinkConfirmed(Ok(())),
             ref other => panic!("not SMC-R work: {other:?}"),
+        }
+    }
+
+    /// A group takes each number once.
+    fn take_number(&self, rmb: &PeerRmb) -> bool {
+        let (stated, _) = rmb.authentication.unwrap();
+        self.fabric.borrow_mut().taken.insert(stated.number)
+    }
+
+    pub(super) fn refuse_early(&self, early: &RefusedEarly) {
+        let groups = self.groups.borrow();
+        let is_of = |link: &GroupLink| {
+            let peer = link.peer;
+            peer.is_some_and(|peer| (peer.gid, peer.qpn) == (early.gid, early.qpn))
+        };
+        if groups.links.values().any(is_of) {
+            self.take_number(&early.rmb);
         }
     }
 
