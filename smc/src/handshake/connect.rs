@@ -2,6 +2,7 @@
 
 use std::future::poll_fn;
 use std::io;
+use std::mem;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -233,6 +234,16 @@ enum Offered {
     Plain(FallbackCause),
 }
 
+/// Forgets the precedent when it is dropped: with an attempt that has failed or is cancelled, as one
+/// to a network that drops what has a precedent may be.
+struct PrecedentInUse<'a>(&'a ConnectAttempt<'a>);
+
+impl Drop for PrecedentInUse<'_> {
+    fn drop(&mut self) {
+        self.0.endpoint.precedents.forget(self.0.to);
+    }
+}
+
 impl ConnectAttempt<'_> {
     async fn over_tcp(&self, to: SocketAddr, policy: Policy) -> Result<Stream, Failed> {
         let mut plan = match policy {
@@ -244,10 +255,12 @@ impl ConnectAttempt<'_> {
             Policy::Never => None,
             _ => self.endpoint.precedents.get(now, self.to),
         };
+        let in_use = precedent.map(|_| PrecedentInUse(self));
         let result = self.run(to, &mut plan, precedent).await;
         let is_smc = |stream: &Stream| stream.fallback_reason().is_none();
-        if precedent.is_some() && !result.as_ref().is_ok_and(is_smc) {
-            self.endpoint.precedents.forget(self.to);
+        match result.as_ref().is_ok_and(is_smc) {
+            true => mem::forget(in_use),
+            false => drop(in_use),
         }
         match result {
             // The first attempt has used the early work: this one has no early CONFIRM.

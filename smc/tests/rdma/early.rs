@@ -356,6 +356,31 @@ async fn make_precedent(world: &RdmaWorld, client: &Endpoint, listener: &Listene
     pause(world).await;
 }
 
+/// Whatever has held it up may do so again.
+#[test]
+fn a_connect_that_is_cancelled_is_not_a_precedent_any_more() {
+    let world = RdmaWorld::new(12);
+    let RdmaHosts { client, server, .. } = world.hosts();
+    world.block_on(async {
+        let listener = listen(&server, 4096).await;
+        let (_first, _first_there) = connect_smc(&client, &listener).await;
+        make_precedent(&world, &client, &listener).await;
+        let options = ConnectOptions::new().early_data(REQUEST);
+        let cancelled = async {
+            let near = accept_hostile(&world).await;
+            let proposal = receive_bytes(&*near).await;
+            assert!(proposal.windows(64).any(|part| part == REQUEST));
+        };
+        let connecting = async { drop(client.connect_with(HOSTILE, &options).await) };
+        futures_lite::future::or(cancelled, connecting).await;
+        let connecting = client.connect_with(HOSTILE, &options);
+        let relaying = relayed_until_confirm(&world, connecting);
+        let (stream, theirs) = zip(relaying, serve(&listener)).await;
+        assert!(is_smcr(&stream), "{}", stream.mode());
+        assert!(!stream.early_data_accepted() && !theirs.is_early());
+    });
+}
+
 /// Changes the low byte of the features that an ACCEPT states.
 fn change_features(accept: &mut [u8], change: fn(&mut u8)) {
     let at = accept.windows(2).rposition(|magic| magic == b"SF");
