@@ -195,12 +195,9 @@ impl Conn {
     /// The link group has ended.
     pub(crate) fn handle_group_end(&self, cause: GroupEndCause) {
         match cause {
-            // The peer may have closed before.
-            GroupEndCause::PeerGone | GroupEndCause::DeviceGone => {
-                self.abort_unreachable(Error::Closed(CloseReason::Aborted));
-            }
             GroupEndCause::Shutdown => self.end_with_endpoint(),
-            _ => self.abort(Error::Closed(CloseReason::Aborted)),
+            // The peer may have closed before.
+            _ => self.abort_unreachable(Error::Closed(CloseReason::Aborted)),
         }
     }
 

@@ -117,6 +117,9 @@ pub struct Closing {
     is_shut: bool,
     /// This side has ended the connection, in order or not.
     has_ended_here: bool,
+    /// This side has aborted before the peer had ended sending: an end that the peer states later
+    /// may be one of data that it has discarded.
+    is_cut_off: bool,
 }
 
 /// Result of reading when no data is left.
@@ -158,6 +161,7 @@ impl Default for Closing {
             app_closed: false,
             is_shut: false,
             has_ended_here: false,
+            is_cut_off: false,
         }
     }
 }
@@ -228,16 +232,18 @@ impl Closing {
     pub fn read_end(&self) -> ReadEnd {
         if self.is_aborted_by_peer() {
             ReadEnd::Reset
-        } else if self
-            .peer
-            .intersects(StateFlags::SENDING_DONE | StateFlags::CLOSED)
-        {
+        } else if self.has_peer_ended_sending() && !self.is_cut_off {
             ReadEnd::Eof
         } else if self.has_ended_here {
             ReadEnd::Aborted
         } else {
             ReadEnd::Open
         }
+    }
+
+    fn has_peer_ended_sending(&self) -> bool {
+        let ends = StateFlags::SENDING_DONE | StateFlags::CLOSED;
+        self.peer.intersects(ends)
     }
 
     /// Result of a write.
@@ -356,6 +362,7 @@ impl Closing {
             return None;
         }
         self.has_ended_here = true;
+        self.is_cut_off = flags == StateFlags::ABORTED && !self.has_peer_ended_sending();
         let _only_init_has_no_row = self.state.aborted();
         if self.app_closed {
             let _always = self.state.close();

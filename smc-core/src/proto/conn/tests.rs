@@ -446,6 +446,21 @@ fn an_endpoint_shutdown_closes_what_was_shut_down_and_aborts_the_rest() {
     assert_eq!(aborted.abort_or_close(), Some(D | A));
 }
 
+/// The peer drops what it has not sent when it gets the abort.
+#[test]
+fn an_end_that_the_peer_states_behind_an_own_abort_is_none_of_the_stream() {
+    let mut closing = Closing::default();
+    assert_eq!(closing.abort(), Some(A));
+    closing.handle_peer(D | C);
+    assert_eq!(closing.read_end(), ReadEnd::Aborted);
+
+    let mut ended_before = Closing::default();
+    ended_before.handle_peer(D);
+    assert_eq!(ended_before.abort(), Some(A));
+    ended_before.handle_peer(C);
+    assert_eq!(ended_before.read_end(), ReadEnd::Eof);
+}
+
 #[test]
 fn a_shutdown_of_both_directions_sends_the_final_flags_and_waits_for_the_close() {
     let mut closing = Closing::default();
