@@ -484,13 +484,8 @@ fn poll_input(
     resources: &mut HandshakeResources,
     work: &mut Option<Pin<Box<dyn Future<Output = WorkResult> + Send>>>,
 ) -> Poll<()> {
-    if let Some(Poll::Ready((acquired, done))) = work.as_mut().map(|work| work.as_mut().poll(cx)) {
-        *work = None;
-        resources.add(acquired);
-        HandshakeLog::ends_work(machine, &done);
-        machine.handle_done(now, done);
-        return Poll::Ready(());
-    }
+    // Before the work: behind the last of it the connection is established, and a DECLINE that has
+    // come already is not read any more.
     let needed = machine.bytes_needed();
     if needed > 0 {
         let mut buf = [0; READ_MAX];
@@ -516,6 +511,13 @@ fn poll_input(
             }
             Poll::Pending => {}
         }
+    }
+    if let Some(Poll::Ready((acquired, done))) = work.as_mut().map(|work| work.as_mut().poll(cx)) {
+        *work = None;
+        resources.add(acquired);
+        HandshakeLog::ends_work(machine, &done);
+        machine.handle_done(now, done);
+        return Poll::Ready(());
     }
     Poll::Pending
 }
