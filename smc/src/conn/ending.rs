@@ -229,7 +229,12 @@ impl Conn {
             None => debug!("connection has ended", cause = "closed by both ends"),
         });
         if self.locality == PeerLocality::Unknown {
-            let _best_effort = self.socket.shutdown(Shutdown::Both);
+            // An orderly end would be one of the stream to a peer that has gone back to TCP.
+            let has_aborted = self.closing.lock().has_aborted();
+            let _best_effort = match has_aborted {
+                true => self.socket.set_linger(Some(Duration::ZERO)),
+                false => self.socket.shutdown(Shutdown::Both),
+            };
         }
         self.driver.remove(self.key());
         self.pass_socket_on();

@@ -202,6 +202,12 @@ impl Closing {
         self.has_ended_here
     }
 
+    /// Whether it has done so with an abort: not in order, and before any other end of this side.
+    #[must_use]
+    pub fn has_aborted(&self) -> bool {
+        self.has_ended_here && self.sent & FINAL_FLAGS == StateFlags::ABORTED
+    }
+
     /// Whether the application has shut down writing, alone or with reading.
     #[must_use]
     pub fn is_shut(&self) -> bool {
