@@ -436,6 +436,7 @@ step_interop() {
     bounded 600 "$PROGRAMS/interop" soak --failovers 2
     bounded 180 "$PROGRAMS/interop" sockets "$TARGET/debug/smc"
     bounded 300 "$PROGRAMS/interop" early
+    bounded 180 "$PROGRAMS/interop" wire-image
     bounded 60 "$PROGRAMS/interop" hosts --client here --server here --address 127.0.0.1 \
         --pair tcp-tcp --report "$scratch/hosts" echo many-50
     bounded 1500 "$PROGRAMS/interop" run --labs 3 --role client --role server --role pair

@@ -1,12 +1,12 @@
 //! Shows a kernel and the userspace stack exchanging data, and what went over the wire.
 
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail};
 use fs_err as fs;
 
+use crate::capture::{self, Packet};
 use crate::lab::Lab;
 use crate::runner::{self, Outcome, Pairing, Run, guest_of};
 use crate::scenario::{self, ScenarioEnd};
@@ -66,7 +66,7 @@ struct Line {
 
 /// The messages, as the `smc` command prints them: frame, ends, contents.
 fn messages(run: &Run, capture: &Path) -> Result<Vec<Line>> {
-    let text = dissect(capture)?;
+    let text = capture::dissect(capture, &[])?;
     let lines = text.lines();
     let lines = lines.filter(|line| !line.contains("[retransmission]"));
     let message = |line: &str| {
@@ -87,40 +87,25 @@ fn messages(run: &Run, capture: &Path) -> Result<Vec<Line>> {
 
 /// The events of the ends, in datagrams of IPv4 from the same capture.
 fn sent_events(run: &Run, capture: &[u8]) -> Vec<Line> {
-    let mut rest = capture.get(PCAP_HEADER..).unwrap_or_default();
-    let mut lines = Vec::new();
-    let mut frame = 0;
-    while let Some((record, behind)) = rest.split_at_checked(RECORD_HEADER) {
-        let &[.., a, b, c, d, _, _, _, _] = record else {
-            break;
-        };
-        let Some((packet, behind)) = u32::from_le_bytes([a, b, c, d])
-            .try_into()
-            .ok()
-            .and_then(|len: usize| behind.split_at_checked(len))
-        else {
-            break;
-        };
-        rest = behind;
-        frame += 1;
-        lines.extend(words(packet).map(|(from, words)| Line {
+    let frames = (1..).zip(capture::frames(capture));
+    let events = frames.filter_map(|(frame, bytes)| Some((frame, words(bytes)?)));
+    events
+        .map(|(frame, (from, words))| Line {
             frame,
             end: kind_of(run, sender(run, from)),
-            text: String::from_utf8_lossy(words).into_owned(),
-        }));
-    }
-    lines
+            text: words,
+        })
+        .collect()
 }
 
 /// Sender and contents of a frame with an event.
-fn words(frame: &[u8]) -> Option<(IpAddr, &[u8])> {
-    let ip = frame.get(12..)?.strip_prefix(&[0x08, 0x00])?;
-    let udp = (ip.first()? == &0x45 && ip.get(9)? == &17).then(|| ip.get(20..))??;
-    let from = <[u8; 4]>::try_from(ip.get(12..16)?).ok()?;
-    let to = u16::from_be_bytes(udp.get(2..4)?.try_into().ok()?);
-    let len = usize::from(u16::from_be_bytes(udp.get(4..6)?.try_into().ok()?));
-    let words = udp.get(8..len)?;
-    (to == runner::EVENT_PORT).then(|| (from.into(), words))
+fn words(frame: &[u8]) -> Option<(IpAddr, String)> {
+    let packet = Packet::of_frame(frame).filter(|packet| packet.protocol == UDP)?;
+    let udp = packet.contents;
+    let is_event = capture::be16(udp, 2)? == runner::EVENT_PORT;
+    let len = usize::from(capture::be16(udp, 4)?);
+    let words = udp.get(8..len).filter(|_| is_event)?;
+    Some((packet.from, String::from_utf8_lossy(words).into_owned()))
 }
 
 fn sender(run: &Run, from: IpAddr) -> ScenarioEnd {
@@ -152,33 +137,4 @@ fn print_end(lab: &Lab, run: &Run, end: ScenarioEnd) {
     println!("{name:<8} {part}: {what}, on Linux {release}");
 }
 
-/// Makes the `smc` command print the messages; builds it if it is not there.
-fn dissect(capture: &Path) -> Result<String> {
-    let mut command = if let Some(program) = built() {
-        Command::new(program)
-    } else {
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let mut command = Command::new(cargo);
-        command.args(["run", "-q", "-p", "smc-tools", "--"]);
-        command
-    };
-    let output = command
-        .arg("dissect")
-        .arg(capture)
-        .stderr(Stdio::inherit())
-        .output()
-        .with_context(|| format!("{command:?}"))?;
-    ensure!(output.status.success(), "{command:?}: {}", output.status);
-    Ok(String::from_utf8(output.stdout)?)
-}
-
-/// The `smc` command, if it was built with the same profile.
-fn built() -> Option<PathBuf> {
-    let program = std::env::current_exe().ok()?.with_file_name("smc");
-    program.exists().then_some(program)
-}
-
-const PCAP_HEADER: usize = 24;
-
-/// Two words of time, the length recorded, the length.
-const RECORD_HEADER: usize = 16;
+const UDP: u8 = 17;

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod capture;
 mod demo;
 mod early;
 mod guest;
@@ -22,6 +23,8 @@ mod runner;
 mod scenario;
 mod soak;
 mod sockets;
+#[cfg(feature = "ours")]
+mod wire_image;
 mod workload;
 
 use std::collections::VecDeque;
@@ -64,6 +67,9 @@ enum Command {
     Soak(soak::SoakArgs),
     /// Compare what `smc ss --kernel` shows in guests with what strace reads there
     Sockets(sockets::SocketsArgs),
+    /// Compare what ours sends to a kernel with features beyond the released protocol and without
+    #[cfg(feature = "ours")]
+    WireImage,
     /// SMC-D between this host and guests, over ivshmem
     #[cfg(feature = "ism")]
     Ism(ism::IsmArgs),
@@ -131,6 +137,8 @@ fn main() -> ExitCode {
         Command::Guest(args) => inside::run(&args),
         Command::Soak(args) => soak::run(&args),
         Command::Sockets(args) => sockets::run(&args),
+        #[cfg(feature = "ours")]
+        Command::WireImage => wire_image::run(),
         #[cfg(feature = "ism")]
         Command::Ism(args) => ism::run(&args),
         #[cfg(feature = "ism")]

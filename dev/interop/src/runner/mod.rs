@@ -17,7 +17,11 @@ use crate::workload::Kind;
 
 pub(crate) use active_run::{EVENT_PORT, job};
 pub(crate) use measure::{measure, measure_across};
+#[cfg(feature = "ours")]
+pub(crate) use report::keep;
 pub(crate) use report::{Table, kept};
+#[cfg(feature = "ours")]
+pub(crate) use setup::addresses;
 pub(crate) use setup::{address, after_boot, before, give_devices, set_sysctl};
 pub(crate) use verdict::is_spent;
 

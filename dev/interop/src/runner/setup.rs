@@ -219,6 +219,12 @@ pub(crate) fn any(run: &Run, port: u16) -> SocketAddr {
     }
 }
 
+/// The addresses of an end's interfaces, as a scenario has them that changes none.
+#[cfg(feature = "ours")]
+pub(crate) fn addresses(end: ScenarioEnd) -> [IpAddr; NICS] {
+    std::array::from_fn(|nic| v4(end, nic).into())
+}
+
 /// All in one network: Linux takes a second device only if its address is in the network of the
 /// TCP connection.
 fn v4(end: ScenarioEnd, nic: usize) -> Ipv4Addr {

@@ -77,6 +77,20 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     ]
 }
 
+/// See [`super::one_after_another`].
+#[cfg(feature = "ours")]
+pub(super) fn one_after_another(name: &'static str, links: usize) -> Scenario {
+    let about = "three connections, one after the other";
+    let mut scenario = match links {
+        1 => echo(name, about).both(|node| node.sysctls = &[(MAX_LINKS, "1")]),
+        _ => two_links(name, about),
+    };
+    for node in [&mut scenario.subject, &mut scenario.peer] {
+        node.script.rounds = 3;
+    }
+    scenario
+}
+
 /// Each interface is in a network of its own.
 fn over_ipv6() -> Scenario {
     let mut scenario = under_load(

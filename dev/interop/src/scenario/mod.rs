@@ -54,6 +54,22 @@ pub(crate) fn single_link() -> Scenario {
     usual().both(|node| node.sysctls = &[(MAX_LINKS, "1")])
 }
 
+/// Three connections, one after the other, in a link group of one or two links. What is recorded is
+/// for the caller.
+#[cfg(feature = "ours")]
+pub(crate) fn one_after_another(
+    name: &'static str,
+    links: usize,
+    features: OurFeatures,
+) -> Scenario {
+    let mut scenario = links::one_after_another(name, links).both(|node| {
+        node.features = features;
+        node.offers_ipv6 = features == OurFeatures::FastOpen;
+    });
+    scenario.is_recorded = false;
+    scenario
+}
+
 /// One scenario.
 #[derive(Clone, Debug)]
 pub(crate) struct Scenario {

@@ -20,6 +20,8 @@ use serde::{Deserialize, Serialize};
 use crate::protocol::SocketMode;
 
 pub(crate) use bench::{AFTER, BEFORE, Measure, ReceiverLoad, stop_parent};
+#[cfg(feature = "ours")]
+pub(crate) use ours::features;
 #[cfg(feature = "ism")]
 pub(crate) use pattern::Pattern;
 pub(crate) use run::run;

@@ -83,7 +83,8 @@ pub(super) fn endpoint(builder: Builder, job: &Job) -> Result<Endpoint> {
     Ok(builder.build()?)
 }
 
-fn features(ours: OurFeatures) -> Features {
+/// What the vendor options of an endpoint state, but for fast open.
+pub(crate) fn features(ours: OurFeatures) -> Features {
     let each = [
         (
             OurFeatures::SingleLink,
