@@ -234,8 +234,8 @@ enum Offered {
     Plain(FallbackCause),
 }
 
-/// Forgets the precedent when it is dropped: with an attempt that has failed or is cancelled, as one
-/// to a network that drops what has a precedent may be.
+/// Forgets the precedent when it is dropped: the attempt has failed, or is cancelled, as one may be
+/// in a network that drops what only an attempt with a precedent sends.
 struct PrecedentInUse<'a>(&'a ConnectAttempt<'a>);
 
 impl Drop for PrecedentInUse<'_> {
