@@ -412,11 +412,6 @@ async fn drive(
             .as_ref()
             .map(|membership| membership.member.group());
         let group = group.filter(|group| reported != Some(*group));
-        if group.is_some_and(|group| endpoint.groups.is_terminating(group)) {
-            reported = group;
-            machine.handle_terminated();
-            continue;
-        }
         let timeout = machine.poll_timeout();
         // Most handshakes wait for nothing, and need no timer.
         let mut timer = None;
@@ -425,8 +420,23 @@ async fn drive(
             if std::mem::replace(&mut has_waited, true) {
                 now = endpoint.runtime.now();
             }
-            let input = poll_input(cx, now, carrier, machine, resources, &mut work);
-            if input.is_ready() {
+            // First: the peer may have declined. A DECLINE of this side behind that would be data
+            // to the peer, and a connection that is established does not read the peer's any more.
+            if poll_message(cx, now, carrier, machine).is_ready() {
+                return Poll::Ready(());
+            }
+            if group.is_some_and(|group| endpoint.groups.is_terminating(group)) {
+                reported = group;
+                machine.handle_terminated();
+                return Poll::Ready(());
+            }
+            if let Some(Poll::Ready((acquired, done))) =
+                work.as_mut().map(|work| work.as_mut().poll(cx))
+            {
+                work = None;
+                resources.add(acquired);
+                HandshakeLog::ends_work(machine, &done);
+                machine.handle_done(now, done);
                 return Poll::Ready(());
             }
             if let Some(at) = timeout {
@@ -474,18 +484,13 @@ fn poll_terminated(
     is_notified
 }
 
-/// Passes the result of work, or what was received, to the machine. `now` is the time of the last
-/// wait.
-fn poll_input(
+/// Passes what was received to the machine. `now` is the time of the last wait.
+fn poll_message(
     cx: &mut Context<'_>,
     now: Instant,
     carrier: &mut Carrier<'_>,
     machine: &mut Handshake,
-    resources: &mut HandshakeResources,
-    work: &mut Option<Pin<Box<dyn Future<Output = WorkResult> + Send>>>,
 ) -> Poll<()> {
-    // Before the work: behind the last of it the connection is established, and a DECLINE that has
-    // come already is not read any more.
     let needed = machine.bytes_needed();
     if needed > 0 {
         let mut buf = [0; READ_MAX];
@@ -511,13 +516,6 @@ fn poll_input(
             }
             Poll::Pending => {}
         }
-    }
-    if let Some(Poll::Ready((acquired, done))) = work.as_mut().map(|work| work.as_mut().poll(cx)) {
-        *work = None;
-        resources.add(acquired);
-        HandshakeLog::ends_work(machine, &done);
-        machine.handle_done(now, done);
-        return Poll::Ready(());
     }
     Poll::Pending
 }

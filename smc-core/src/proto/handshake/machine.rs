@@ -42,7 +42,7 @@ pub struct Handshake {
     /// Version of a DECLINE sent now.
     pub(super) version: Version,
     /// The peer may decline at the same time as this side.
-    crossing_possible: bool,
+    pub(super) crossing_possible: bool,
     /// The peer has the CONFIRM, before it is sent.
     is_confirmed: bool,
     /// The server has taken the early CONFIRM that was sent with the PROPOSAL.

@@ -135,6 +135,8 @@ impl Handshake {
         }
         attempt.peer_host = stated.map(|stated| (stated.os, stated.host));
         attempt.vendor_features &= features;
+        // The client waits for CONFIRM LINK, and declines if that does not come.
+        self.crossing_possible |= is_first_contact && matches!(attempt.ends, Ends::Rdma(_));
         self.advance()
     }
 }
