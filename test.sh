@@ -433,13 +433,10 @@ step_interop() {
     done
     quiet 1800 cargo build "${locked[@]}" "${ALL[@]}" -q --bins "${AS_TESTS[@]}"
     bounded 300 "${guest[@]}" "$TARGET/debug/smc" demo --transport rdma --size 8M --rounds 1
-    bounded 600 "$PROGRAMS/interop" soak --failovers 2
-    bounded 180 "$PROGRAMS/interop" sockets "$TARGET/debug/smc"
-    bounded 300 "$PROGRAMS/interop" early
-    bounded 180 "$PROGRAMS/interop" wire-image
+    at_once 600 "$PROGRAMS/interop" "soak --failovers 2" "sockets $TARGET/debug/smc" early wire-image
     bounded 60 "$PROGRAMS/interop" hosts --client here --server here --address 127.0.0.1 \
         --pair tcp-tcp --report "$scratch/hosts" echo many-50
-    bounded 1500 "$PROGRAMS/interop" run --labs 3 --role client --role server --role pair
+    bounded 1500 "$PROGRAMS/interop" run --labs 4 --role client --role server --role pair
 }
 
 # ---------------------------------------------------------------------------------------------
@@ -520,6 +517,25 @@ bounded() {
     trap - INT TERM
     ((status != 124)) || echo "no end within $limit seconds: $*"
     return "$status"
+}
+
+# LIMIT PROGRAM ARGUMENTS...: runs PROGRAM with each of ARGUMENTS, all at once, and shows what they
+# print one after the other. For what waits more than it computes.
+at_once() {
+    local limit=$1 program=$2 logs pids=() at failed=0
+    shift 2
+    logs=$(mktemp -d "$scratch/logs.XXXXXX")
+    for at in $(seq $#); do
+        # The words of the arguments.
+        (bounded "$limit" "$program" ${!at}) >"$logs/$at" 2>&1 &
+        pids+=($!)
+    done
+    for at in $(seq $#); do
+        wait "${pids[at - 1]}" || failed=1
+        printf '$ %s %s\n' "$program" "${!at}"
+        cat "$logs/$at"
+    done
+    return "$failed"
 }
 
 # As bounded, but shows the output only if the command fails.
