@@ -110,7 +110,7 @@ impl Rules {
         }
     }
 
-    /// Allows the connection to be aborted.
+    /// Allows the connection to be aborted, also as what was written is not delivered in time.
     #[must_use]
     pub fn with_aborts(mut self) -> Self {
         self.may_abort = true;

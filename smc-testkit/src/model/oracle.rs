@@ -179,7 +179,9 @@ impl Oracle {
                             format!("write found a reset, the peer closed: {peer:?}")
                         });
                     }
-                    io::ErrorKind::ConnectionAborted if self.rules.may_abort => {
+                    io::ErrorKind::ConnectionAborted | io::ErrorKind::TimedOut
+                        if self.rules.may_abort =>
+                    {
                         state.tally.aborts += 1;
                     }
                     _ => state.require(false, || format!("write failed: {error}")),
@@ -204,7 +206,9 @@ impl Oracle {
         let is_due = match kind {
             None => true,
             Some(io::ErrorKind::ConnectionReset) => is_peer_closed || self.rules.may_abort,
-            Some(io::ErrorKind::ConnectionAborted) => self.rules.may_abort,
+            Some(io::ErrorKind::ConnectionAborted | io::ErrorKind::TimedOut) => {
+                self.rules.may_abort
+            }
             Some(_) => false,
         };
         state.require(is_due, || format!("shutdown: {result:?}"));
@@ -304,7 +308,9 @@ impl Oracle {
                             format!("side {side} reads a reset, the peer closed: {peer:?}")
                         });
                     }
-                    io::ErrorKind::ConnectionAborted if self.rules.may_abort => {
+                    io::ErrorKind::ConnectionAborted | io::ErrorKind::TimedOut
+                        if self.rules.may_abort =>
+                    {
                         state.tally.aborts += 1;
                     }
                     _ => state.require(false, || format!("read failed: {error}")),

@@ -186,6 +186,11 @@ impl Connection {
         Ok(true)
     }
 
+    /// Whether the server's end is that of an attempt that the client has given up.
+    pub(crate) fn is_repeated(&self) -> bool {
+        self.state().is_repeated
+    }
+
     /// The client has no stream: what it has offered may have arrived all the same.
     pub(crate) fn failed(&self, error: String, declined: Option<FallbackReason>) {
         let mut state = self.state();

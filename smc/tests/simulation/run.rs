@@ -135,6 +135,13 @@ impl Run {
         running.cloned().collect()
     }
 
+    /// Whether a life of the host has been killed.
+    pub(crate) fn has_been_killed(&self, index: usize) -> bool {
+        let lives = lock(&self.lives);
+        let mut of_host = lives.iter().filter(|host| host.index == index);
+        of_host.any(|host| host.has_been_killed())
+    }
+
     /// The present life of a host.
     pub(crate) fn host(&self, index: u8) -> Option<Arc<Host>> {
         lock(&self.hosts).get(usize::from(index)).cloned().flatten()
