@@ -355,8 +355,10 @@ impl Connection {
         let is_of_memory = error.kind() == io::ErrorKind::Other && self.effects.on_memory;
         let mode = state.ends[end as usize].mode.as_ref();
         let may_abort = mode.is_some_and(|mode| self.effects.may_abort(mode));
-        // The other end may have found the TCP connection lost while this one is SMC.
-        let is_half = !self.has_one_mode(state) && self.effects.may_fail();
+        // The other end may have found the TCP connection lost while this one is SMC, or the link,
+        // and have declined.
+        let may_be_half = self.effects.may_fail() || self.effects.on_modes;
+        let is_half = !self.has_one_mode(state) && may_be_half;
         let is_closed = state.ends[end.other() as usize].is_closed;
         let is_explained = is_of_memory
             || is_of_the_end && (may_abort || is_closed || is_half || state.is_repeated);

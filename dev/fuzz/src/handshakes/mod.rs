@@ -542,6 +542,11 @@ impl World {
                 HandshakeOutput::EarlyData(bytes) => {
                     side.early_data = bytes.first().copied();
                 }
+                HandshakeOutput::RefuseEarly(early) => {
+                    assert_eq!(of, SERVER, "of a client");
+                    let (stated, _) = early.rmb.authentication.expect("it is authenticated");
+                    self.taken.insert(stated.number);
+                }
                 HandshakeOutput::Work(work) => {
                     let before = side.work.replace(work);
                     assert!(before.is_none() && side.waiter.is_none(), "one at a time");
