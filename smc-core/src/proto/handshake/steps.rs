@@ -253,9 +253,12 @@ impl Step {
     }
 
     /// The message that may come now; a DECLINE may come in its place. While the peer waits for
-    /// messages on the link it can only decline.
+    /// messages on the link it can only decline; so it can while a server connects the first link.
     pub(super) const fn message_type(&self) -> Option<ClcType> {
-        self.awaits.properties().2
+        match (self.awaits, self.when) {
+            (Awaits::BindPeer | Awaits::ConnectLink, When::FirstContact) => Some(ClcType::Decline),
+            (awaits, _) => awaits.properties().2,
+        }
     }
 }
 
