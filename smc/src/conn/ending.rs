@@ -154,6 +154,8 @@ impl Conn {
     /// The endpoint ends. A stream that was shut down for writing, and delivered, is closed in
     /// order; others are aborted.
     pub(crate) fn end_with_endpoint(&self) {
+        // The peer may have ended before.
+        self.handle_peer_flags();
         let stop = match self.delivery() {
             StreamDelivery::Done => Closing::abort_or_close,
             StreamDelivery::Pending | StreamDelivery::Lost => Closing::abort,
@@ -177,6 +179,7 @@ impl Conn {
             (Some(flags), _) => self.ops().publish_flags(self, flags),
             // The close flags may still be queued behind data that cannot be sent.
             (None, Some(rdma)) if rdma.has_pending() => {
+                self.closing.lock().discard();
                 rdma.publish_flags(self, StateFlags::ABORTED);
             }
             (None, _) => {}

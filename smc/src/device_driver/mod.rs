@@ -176,7 +176,7 @@ impl DeviceDriver {
         }
         // SMC-R connections may have moved to another device.
         if self.is_gone() && conn.rdma().is_none() {
-            conn.abort(Error::Closed(CloseReason::Aborted));
+            conn.abort_unreachable(Error::Closed(CloseReason::Aborted));
         }
     }
 

@@ -511,7 +511,7 @@ fn poll_message(
                 return Poll::Ready(());
             }
             Poll::Ready(Err(error)) => {
-                machine.handle_io_error(error.into());
+                machine.handle_read_error(error.into());
                 return Poll::Ready(());
             }
             Poll::Pending => {}

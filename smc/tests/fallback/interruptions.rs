@@ -323,6 +323,20 @@ fn a_stream_that_both_ends_shut_down_has_ended_when_its_endpoint_closes() {
 }
 
 #[test]
+fn an_end_that_the_peer_has_published_is_read_behind_the_end_of_the_endpoint() {
+    for nocopy in [true, false] {
+        let world = World::new().with_fabric(|fabric| fabric.with_nocopy(nocopy));
+        world.between_hosts(async |client, server| {
+            let (mut ours, mut theirs) = connect_pair(&client, &server).await;
+            theirs.write_all(b"an answer").await.unwrap();
+            theirs.shutdown_how(Shutdown::Write).unwrap();
+            client.endpoint.shutdown();
+            expect_rest(&mut ours, b"an answer").await;
+        });
+    }
+}
+
+#[test]
 fn a_closed_endpoint_makes_no_streams() {
     let world = World::new();
     world.between_hosts(async |client, server| {

@@ -202,10 +202,10 @@ impl Closing {
         self.has_ended_here
     }
 
-    /// Whether it has done so with an abort: not in order, and before any other end of this side.
+    /// Whether it has done so with an abort, not in order.
     #[must_use]
     pub fn has_aborted(&self) -> bool {
-        self.has_ended_here && self.sent & FINAL_FLAGS == StateFlags::ABORTED
+        self.has_ended_here && self.sent.contains(StateFlags::ABORTED)
     }
 
     /// Whether the application has shut down writing, alone or with reading.
@@ -361,6 +361,12 @@ impl Closing {
             true => StateFlags::CLOSED,
             false => StateFlags::ABORTED,
         })
+    }
+
+    /// What was written before the close, and the close itself, are not delivered: this side has
+    /// aborted after it.
+    pub fn discard(&mut self) {
+        self.sent.insert(StateFlags::ABORTED);
     }
 
     fn stop(&mut self, flags: StateFlags) -> Option<StateFlags> {

@@ -199,7 +199,11 @@ impl Handshake {
 
     /// The peer closed the connection.
     pub fn handle_closed(&mut self) {
-        let error = Error::Closed(CloseReason::DuringHandshake);
+        self.handle_read_error(Error::Closed(CloseReason::DuringHandshake));
+    }
+
+    /// Reading failed: TCP has ended, with this error.
+    pub fn handle_read_error(&mut self, error: Error) {
         if self.step.is_some_and(|step| step.tcp == TcpEnd::Allowed) {
             self.closed = Some(error);
         } else {
@@ -207,7 +211,7 @@ impl Handshake {
         }
     }
 
-    /// Reading or writing failed; the machine aborts with this error.
+    /// Writing failed; the machine aborts with this error.
     pub fn handle_io_error(&mut self, error: Error) {
         // An outcome that was not polled yet has not happened: what goes before it failed.
         if self.step.is_some() || (!self.has_failed && !self.outputs.is_empty()) {
@@ -311,9 +315,11 @@ impl Handshake {
 
     // ---- Inputs of a step ----------------------------------------------------------------------
 
-    /// The message that may come now, if any.
+    /// The message that may come now, if any. None follows an ACCEPT that has taken an early CONFIRM:
+    /// the server uses the connection, and may have ended TCP.
     fn expected(&self) -> Option<(&'static Step, clc::ClcType)> {
-        let step = self.step.filter(|_| self.closed.is_none())?;
+        let is_over = self.closed.is_some() || self.is_early_taken;
+        let step = self.step.filter(|_| !is_over)?;
         Some((step, step.message_type()?))
     }
 
