@@ -315,8 +315,8 @@ impl Handshake {
 
     // ---- Inputs of a step ----------------------------------------------------------------------
 
-    /// The message that may come now, if any. None follows an ACCEPT that has taken an early CONFIRM:
-    /// the server uses the connection, and may have ended TCP.
+    /// The message that may come now, if any. None follows an ACCEPT that has taken an early
+    /// CONFIRM: the server uses the connection, and may have ended TCP.
     fn expected(&self) -> Option<(&'static Step, clc::ClcType)> {
         let is_over = self.closed.is_some() || self.is_early_taken;
         let step = self.step.filter(|_| !is_over)?;
