@@ -23,12 +23,14 @@
 //! [`MemDevice`](crate::memory_device::MemDevice) does.
 
 mod executor;
+mod fast_open;
 mod net;
 mod options;
 mod pipe;
 mod socket;
 
 pub use executor::Stall;
+pub use fast_open::SynDelivery;
 pub use options::Options;
 
 use std::fmt;
@@ -36,7 +38,7 @@ use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -188,6 +190,20 @@ impl VirtualRuntime {
     /// the other end reads an end of the stream there.
     pub fn truncate_next(&self, to: SocketAddr, is_client: bool, len: usize) {
         self.net.order(to, Order::Truncate { is_client, len });
+    }
+
+    /// Decides how the next SYN with data reaches a listener (TCP Fast Open). Returns the address
+    /// of its client, once there is one.
+    ///
+    /// A client has data in its SYN from its second connection with
+    /// [`fast_open`](SocketOptions::fast_open) on, if the listener has that option as well.
+    #[must_use]
+    pub fn deliver_next_syn(
+        &self,
+        to: SocketAddr,
+        delivery: SynDelivery,
+    ) -> Arc<OnceLock<SocketAddr>> {
+        self.net.deliver_syn(to, delivery)
     }
 
     /// Copies what the client sends on the next TCP connection to a listener.

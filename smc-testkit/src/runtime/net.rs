@@ -1,9 +1,9 @@
 //! The network of one virtual host: listeners by address, names, connections.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use smc_core::runtime::{
     Acceptor, BeforeConnect, BeforeListen, NetworkInterface, NetworkRoute, PnetEntry, Socket,
@@ -13,6 +13,7 @@ use smc_core::runtime::{
 use smc_core::proto::handshake::Subnet;
 
 use super::executor::Core;
+use super::fast_open::{Syn, SynDelivery};
 use super::socket::{VirtualAcceptor, VirtualSocket};
 
 /// All sockets of a runtime.
@@ -30,6 +31,10 @@ struct NetState {
     next_port: u16,
     /// What is done to the next connections to listeners.
     orders: Vec<(SocketAddr, Order)>,
+    /// How the next SYNs with data are delivered.
+    syns: Vec<(SocketAddr, SynDelivery, SynSender)>,
+    /// Clients, and the listeners of which they have a cookie.
+    cookies: BTreeSet<(IpAddr, SocketAddr)>,
 }
 
 /// What is done to a connection.
@@ -39,6 +44,9 @@ pub(super) enum Order {
     /// What the client sends is copied.
     Copy(CopiedBytes),
 }
+
+/// The address of the client that has sent a SYN.
+pub(super) type SynSender = Arc<OnceLock<SocketAddr>>;
 
 /// Bytes that were sent on a connection so far.
 pub(super) type CopiedBytes = Arc<Mutex<Vec<u8>>>;
@@ -53,6 +61,8 @@ impl Net {
             pnet_table: Vec::new(),
             next_port: FIRST_PORT,
             orders: Vec::new(),
+            syns: Vec::new(),
+            cookies: BTreeSet::new(),
         };
         let state = Mutex::new(state);
         Self { core, state }
@@ -147,7 +157,7 @@ impl Net {
     }
 
     pub(super) async fn connect(
-        &self,
+        self: &Arc<Self>,
         to: SocketAddr,
         options: &SocketOptions,
         before: &mut BeforeConnect<'_>,
@@ -157,32 +167,65 @@ impl Net {
             .unwrap_or_else(|| (Self::source(to), 0).into());
         let local = SocketAddr::new(wanted.ip(), self.take_port(wanted.port()));
         before(&Unconnected::new(local, None))?;
+        let ends = [local, SocketAddr::new(ip_of(to), to.port())];
+        let cookie = (local.ip(), ends[1]);
+        if options.fast_open && self.state().cookies.contains(&cookie) {
+            return Ok(self.deferred(ends));
+        }
         // One way with the SYN; the way back goes unnoticed since nothing is sent before.
         let arrival = self.core.now() + self.core.options.latency;
         self.core.timer(arrival).await;
         let Some(acceptor) = self.listener(to) else {
             return Err(io::ErrorKind::ConnectionRefused.into());
         };
-        let to = SocketAddr::new(ip_of(to), to.port());
-        let (ours, theirs) = VirtualSocket::pair(&self.core, [local, to]);
-        {
-            let mut state = self.state();
-            state.connections.retain(|socket| socket.strong_count() > 0);
-            state.connections.push(Arc::downgrade(&ours));
-            if let Some(at) = state.orders.iter().position(|(at, _)| *at == to) {
-                match state.orders.remove(at).1 {
-                    Order::Truncate { is_client, len } => {
-                        let sender = if is_client { &ours } else { &theirs };
-                        sender.truncate(len);
-                    }
-                    Order::Copy(copy) => ours.copy_sent(copy),
-                }
-            }
+        if options.fast_open && acceptor.has_fast_open() {
+            self.state().cookies.insert(cookie);
         }
+        let (ours, theirs) = self.pair(ends);
         if !acceptor.offer(theirs) {
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
         Ok(ours)
+    }
+
+    /// A client's socket whose SYN waits for data.
+    fn deferred(self: &Arc<Self>, ends: [SocketAddr; 2]) -> Arc<VirtualSocket> {
+        let (ours, theirs) = self.pair(ends);
+        let mut delivery = SynDelivery::Once;
+        {
+            let ordered = &mut self.state().syns;
+            if let Some(at) = ordered.iter().position(|(at, ..)| *at == ends[1]) {
+                let (_, ordered, sender) = ordered.remove(at);
+                let _first = sender.set(ends[0]);
+                delivery = ordered;
+            }
+        }
+        ours.defer(Syn {
+            core: Arc::clone(&self.core),
+            net: Arc::downgrade(self),
+            ends,
+            theirs,
+            delivery,
+        });
+        ours
+    }
+
+    /// A connection, with what was ordered for it.
+    fn pair(&self, ends: [SocketAddr; 2]) -> (Arc<VirtualSocket>, Arc<VirtualSocket>) {
+        let (ours, theirs) = VirtualSocket::pair(&self.core, ends);
+        let mut state = self.state();
+        state.connections.retain(|socket| socket.strong_count() > 0);
+        state.connections.push(Arc::downgrade(&ours));
+        if let Some(at) = state.orders.iter().position(|(at, _)| *at == ends[1]) {
+            match state.orders.remove(at).1 {
+                Order::Truncate { is_client, len } => {
+                    let sender = if is_client { &ours } else { &theirs };
+                    sender.truncate(len);
+                }
+                Order::Copy(copy) => ours.copy_sent(copy),
+            }
+        }
+        (ours, theirs)
     }
 
     pub(super) fn bind(
@@ -200,7 +243,8 @@ impl Net {
             return Err(io::ErrorKind::AddrInUse.into());
         }
         let net = Arc::downgrade(self);
-        let acceptor = VirtualAcceptor::new(Arc::clone(&self.core), net, local, backlog);
+        let core = Arc::clone(&self.core);
+        let acceptor = VirtualAcceptor::new(core, net, local, backlog, options.fast_open);
         state.listeners.insert(local, Arc::downgrade(&acceptor));
         Ok(acceptor)
     }
@@ -215,6 +259,13 @@ impl Net {
 
     pub(super) fn order(&self, to: SocketAddr, order: Order) {
         self.state().orders.push((to, order));
+    }
+
+    pub(super) fn deliver_syn(&self, to: SocketAddr, delivery: SynDelivery) -> SynSender {
+        let sender = SynSender::default();
+        let ordered = (to, delivery, Arc::clone(&sender));
+        self.state().syns.push(ordered);
+        sender
     }
 
     pub(super) fn cut(&self, is_hit: impl Fn(SocketAddr) -> bool) -> usize {
@@ -234,7 +285,7 @@ impl Net {
     }
 
     /// The listener on the address, or on its port with a wildcard address.
-    fn listener(&self, to: SocketAddr) -> Option<Arc<VirtualAcceptor>> {
+    pub(super) fn listener(&self, to: SocketAddr) -> Option<Arc<VirtualAcceptor>> {
         let any: IpAddr = if to.is_ipv4() {
             Ipv4Addr::UNSPECIFIED.into()
         } else {

@@ -26,8 +26,10 @@ struct PipeState {
     kept: Option<usize>,
     /// When the end of the stream arrives.
     end: Option<Duration>,
-    /// The connection was reset; what has arrived can still be read.
+    /// The connection was reset, or refused; what has arrived can still be read.
     is_reset: bool,
+    /// There was no listener.
+    is_refused: bool,
     /// The error was given to the reader's side.
     is_reset_told: bool,
     /// The reader shut its side down: reads end at once.
@@ -55,9 +57,12 @@ impl Pipe {
         })
     }
 
-    /// Takes bytes out, or with `is_peek` only checks them.
+    /// Takes bytes out, or with `is_peek` only checks them: all that have arrived.
     pub(super) fn read(&self, buf: &mut [u8], is_peek: bool) -> io::Result<usize> {
-        let limit = self.limit(buf.len());
+        let limit = match is_peek {
+            true => buf.len(),
+            false => self.limit(buf.len()),
+        };
         let now = self.core.elapsed();
         let mut state = self.state();
         match state.found(now) {
@@ -65,7 +70,7 @@ impl Pipe {
             Found::End => return Ok(0),
             Found::Reset => {
                 state.is_reset_told = true;
-                return Err(io::ErrorKind::ConnectionReset.into());
+                return Err(state.reset_error());
             }
             Found::Bytes => {}
         }
@@ -97,7 +102,22 @@ impl Pipe {
 
     pub(super) fn write(self: &Arc<Self>, bufs: &[io::IoSlice<'_>]) -> io::Result<usize> {
         let wanted = bufs.iter().map(|buf| buf.len()).sum();
-        let limit = self.limit(wanted);
+        self.write_at_most(bufs, wanted, self.limit(wanted))
+    }
+
+    /// Writes the data of a packet. Returns how much, and when it arrives.
+    pub(super) fn write_packet(self: &Arc<Self>, data: &[u8]) -> io::Result<(usize, Duration)> {
+        let count = self.write_at_most(&[io::IoSlice::new(data)], data.len(), data.len())?;
+        let last = self.state().pieces.back().map(|(at, _)| *at);
+        Ok((count, last.unwrap_or_else(|| self.core.elapsed())))
+    }
+
+    fn write_at_most(
+        self: &Arc<Self>,
+        bufs: &[io::IoSlice<'_>],
+        wanted: usize,
+        limit: usize,
+    ) -> io::Result<usize> {
         let travel = self.core.options.latency + self.jitter();
         let now = self.core.elapsed();
         let mut state = self.state();
@@ -174,6 +194,12 @@ impl Pipe {
         wake(wakers.0.into_iter().chain(wakers.1));
     }
 
+    /// There is no listener for the connection.
+    pub(super) fn refuse(&self) {
+        self.state().is_refused = true;
+        self.reset();
+    }
+
     pub(super) fn shut_reading(&self) {
         let mut state = self.state();
         state.is_read_shut = true;
@@ -199,8 +225,12 @@ impl Pipe {
 
     pub(super) fn is_writable(&self) -> bool {
         let state = self.state();
-        let is_broken = state.is_reset || state.end.is_some() || state.is_reader_gone;
-        is_broken || state.len < self.core.options.capacity
+        state.is_broken() || state.len < self.core.options.capacity
+    }
+
+    /// Whether writes fail.
+    pub(super) fn is_broken(&self) -> bool {
+        self.state().is_broken()
     }
 
     pub(super) fn set_reader(&self, waker: &Waker) {
@@ -215,6 +245,11 @@ impl Pipe {
         drop(old);
     }
 
+    pub(super) fn wake_writer(&self) {
+        let writer = self.state().writer.take();
+        wake(writer);
+    }
+
     pub(super) fn wake_reader(&self) {
         let reader = self.state().reader.take();
         wake(reader);
@@ -224,7 +259,7 @@ impl Pipe {
     pub(super) fn take_error(&self) -> Option<io::Error> {
         let mut state = self.state();
         let is_news = state.is_reset && !std::mem::replace(&mut state.is_reset_told, true);
-        is_news.then(|| io::ErrorKind::ConnectionReset.into())
+        is_news.then(|| state.reset_error())
     }
 
     fn deliver(self: &Arc<Self>, at: Duration) {
@@ -266,6 +301,17 @@ impl PipeState {
             Found::End
         } else {
             Found::Nothing
+        }
+    }
+
+    fn is_broken(&self) -> bool {
+        self.is_reset || self.end.is_some() || self.is_reader_gone
+    }
+
+    fn reset_error(&self) -> io::Error {
+        match self.is_refused {
+            true => io::ErrorKind::ConnectionRefused.into(),
+            false => io::ErrorKind::ConnectionReset.into(),
         }
     }
 

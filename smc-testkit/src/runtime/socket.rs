@@ -12,6 +12,7 @@ use std::time::Duration;
 use smc_core::runtime::{Acceptor, Socket};
 
 use super::executor::{Core, TaskWait};
+use super::fast_open::{self, Syn};
 use super::net::{CopiedBytes, Net};
 use super::pipe::Pipe;
 
@@ -23,6 +24,19 @@ pub(super) struct VirtualSocket {
     rx: Arc<Pipe>,
     tx: Arc<Pipe>,
     settings: Mutex<Settings>,
+    opening: Mutex<Opening>,
+    itself: Weak<Self>,
+}
+
+/// How far the connection is, of a client with TCP Fast Open.
+#[derive(Default)]
+enum Opening {
+    #[default]
+    Established,
+    /// The SYN waits for data.
+    Deferred(Syn),
+    /// There is no SYN-ACK yet.
+    SynSent,
 }
 
 #[derive(Default)]
@@ -37,17 +51,41 @@ impl VirtualSocket {
         let [there, back] = [Pipe::new(Arc::clone(core)), Pipe::new(Arc::clone(core))];
         let [first, second] = ends;
         let make = |[local, peer]: [SocketAddr; 2], rx: &Arc<Pipe>, tx: &Arc<Pipe>| {
-            Arc::new(Self {
+            Arc::new_cyclic(|itself| Self {
                 core: Arc::clone(core),
                 local,
                 peer,
                 rx: Arc::clone(rx),
                 tx: Arc::clone(tx),
                 settings: Mutex::default(),
+                opening: Mutex::default(),
+                itself: Weak::clone(itself),
             })
         };
         let other = make([second, first], &there, &back);
         (make(ends, &back, &there), other)
+    }
+
+    /// The SYN of this end, which is the client's, waits for data.
+    pub(super) fn defer(&self, syn: Syn) {
+        *self.opening() = Opening::Deferred(syn);
+    }
+
+    /// Sends a packet. Returns when it arrives.
+    pub(super) fn send_packet(&self, data: &[u8]) -> Option<Duration> {
+        self.tx.write_packet(data).ok().map(|(_, arrival)| arrival)
+    }
+
+    /// The SYN-ACK is there.
+    pub(super) fn establish(&self) {
+        *self.opening() = Opening::Established;
+        self.tx.wake_writer();
+    }
+
+    /// There is no listener.
+    pub(super) fn refuse(&self) {
+        self.rx.refuse();
+        self.tx.refuse();
     }
 
     pub(super) fn has_end(&self, is_it: impl Fn(SocketAddr) -> bool) -> bool {
@@ -99,6 +137,35 @@ impl VirtualSocket {
         }
     }
 
+    /// Writes what TCP takes: first of all the data of the SYN, and then nothing before SYN-ACK.
+    fn write(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut opening = self.opening();
+        match &*opening {
+            Opening::Established => {
+                drop(opening);
+                self.tx.write(bufs)
+            }
+            Opening::SynSent if !self.tx.is_broken() => Err(io::ErrorKind::WouldBlock.into()),
+            Opening::SynSent => self.tx.write(bufs),
+            Opening::Deferred(_) => {
+                let bytes = bufs.iter().flat_map(|buf| buf.iter().copied());
+                let mut data: Vec<u8> = bytes.take(fast_open::DATA_MAX).collect();
+                let (written, arrival) = self.tx.write_packet(&data)?;
+                data.truncate(written);
+                let before = std::mem::replace(&mut *opening, Opening::SynSent);
+                drop(opening);
+                if let Opening::Deferred(syn) = before {
+                    syn.send(Weak::clone(&self.itself), data, arrival);
+                }
+                Ok(written)
+            }
+        }
+    }
+
+    fn opening(&self) -> MutexGuard<'_, Opening> {
+        self.opening.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn settings(&self) -> MutexGuard<'_, Settings> {
         self.settings.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -114,7 +181,7 @@ impl Socket for VirtualSocket {
     }
 
     fn poll_write(&self, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
-        self.poll_to_write(cx, || self.tx.write(bufs))
+        self.poll_to_write(cx, || self.write(bufs))
     }
 
     fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -122,7 +189,10 @@ impl Socket for VirtualSocket {
     }
 
     fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.poll_to_write(cx, || ready_if(self.tx.is_writable()))
+        self.poll_to_write(cx, || {
+            let waits = matches!(*self.opening(), Opening::SynSent);
+            ready_if(self.tx.is_writable() && (!waits || self.tx.is_broken()))
+        })
     }
 
     fn try_read(&self, buf: &mut [u8]) -> io::Result<usize> {
@@ -130,7 +200,7 @@ impl Socket for VirtualSocket {
     }
 
     fn try_write(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.tx.write(bufs)
+        self.write(bufs)
     }
 
     fn shutdown(&self, how: Shutdown) -> io::Result<()> {
@@ -148,7 +218,10 @@ impl Socket for VirtualSocket {
     }
 
     fn peer_addr(&self) -> io::Result<SocketAddr> {
-        Ok(self.peer)
+        match *self.opening() {
+            Opening::Established => Ok(self.peer),
+            _ => Err(io::ErrorKind::NotConnected.into()),
+        }
     }
 
     fn set_nodelay(&self, on: bool) -> io::Result<()> {
@@ -190,9 +263,11 @@ impl Socket for VirtualSocket {
 
 impl Drop for VirtualSocket {
     fn drop(&mut self) {
-        // As TCP: unread data or a linger time of zero turn closing into a reset.
+        // As TCP: unread data or a linger time of zero turn closing into a reset, and so does a
+        // SYN-ACK that finds the socket closed.
         let has_unread = self.rx.leave_reading();
-        if has_unread || self.settings().linger == Some(Duration::ZERO) {
+        let is_opening = matches!(*self.opening(), Opening::SynSent);
+        if has_unread || is_opening || self.settings().linger == Some(Duration::ZERO) {
             self.reset();
         } else {
             self.tx.finish();
@@ -225,6 +300,7 @@ pub(super) struct VirtualAcceptor {
     net: Weak<Net>,
     local: SocketAddr,
     backlog: usize,
+    has_fast_open: bool,
     queue: Mutex<Queue>,
 }
 
@@ -240,14 +316,21 @@ impl VirtualAcceptor {
         net: Weak<Net>,
         local: SocketAddr,
         backlog: usize,
+        has_fast_open: bool,
     ) -> Arc<Self> {
         Arc::new(Self {
             core,
             net,
             local,
             backlog,
+            has_fast_open,
             queue: Mutex::default(),
         })
+    }
+
+    /// Whether it takes data of SYNs.
+    pub(super) fn has_fast_open(&self) -> bool {
+        self.has_fast_open
     }
 
     /// Adds a connection that was made; false if there is no space.

@@ -297,6 +297,144 @@ fn without_a_listener_no_connection() {
 }
 
 #[test]
+fn the_second_connection_with_fast_open_has_data_in_its_syn() {
+    let network = FastOpen::new();
+    let client = network.connect().unwrap();
+    assert_eq!(
+        client.peer_addr().unwrap_err().kind(),
+        io::ErrorKind::NotConnected
+    );
+    network.runtime.run_for(secs(1));
+    assert!(network.try_accept().is_none());
+
+    let before = network.runtime.elapsed();
+    client.try_write(&[IoSlice::new(b"first")]).unwrap();
+    let full = client.try_write(&[IoSlice::new(b"more")]).unwrap_err();
+    assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+    let server = network.accept();
+    let mut data = [0; 8];
+    assert_eq!(server.try_read(&mut data).unwrap(), 5);
+    let took = network.runtime.elapsed() - before;
+    assert_eq!(took.as_millis(), LATENCY.as_millis());
+    network.runtime.run_for(LATENCY);
+    assert_eq!(client.peer_addr().unwrap(), addr(AT));
+    assert_eq!(client.try_write(&[IoSlice::new(b"more")]).unwrap(), 4);
+}
+
+#[test]
+fn data_follows_where_that_of_a_syn_is_not_taken() {
+    let cases = [
+        (SynDelivery::WithoutCookie, LATENCY * 3),
+        (SynDelivery::AfterLoss, LATENCY * 3 + secs(1)),
+    ];
+    for (delivery, after) in cases {
+        let network = FastOpen::new();
+        let sender = network.runtime.deliver_next_syn(addr(AT), delivery);
+        let client = network.connect().unwrap();
+        assert_eq!(sender.get(), Some(&client.local_addr().unwrap()));
+        let before = network.runtime.elapsed();
+        client.try_write(&[IoSlice::new(b"first")]).unwrap();
+        let server = network.accept();
+        let took = network.runtime.elapsed() - before;
+        assert_eq!(took.as_millis(), after.as_millis());
+        assert_eq!(server.try_read(&mut [0; 8]).unwrap(), 5);
+    }
+}
+
+#[test]
+fn a_syn_that_arrives_twice_is_a_second_connection_once_the_first_one_is_closed() {
+    for is_closed in [false, true] {
+        let network = FastOpen::new();
+        let delivery = SynDelivery::Twice(secs(2));
+        let _sender = network.runtime.deliver_next_syn(addr(AT), delivery);
+        let client = network.connect().unwrap();
+        client.try_write(&[IoSlice::new(b"first")]).unwrap();
+        let mut server = Some(network.accept());
+        server.as_ref().unwrap().try_read(&mut [0; 8]).unwrap();
+        if is_closed {
+            server = None;
+        }
+        network.runtime.run_for(secs(3));
+        let second = network.try_accept();
+        assert_eq!(second.is_some(), is_closed);
+        if let Some(second) = second {
+            assert_eq!(second.peer_addr().unwrap(), client.local_addr().unwrap());
+            assert_eq!(second.try_read(&mut [0; 8]).unwrap(), 5);
+            let error = second.try_read(&mut [0; 8]).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+        }
+        drop(server);
+    }
+}
+
+#[test]
+fn a_syn_with_data_is_refused_without_a_listener() {
+    let mut network = FastOpen::new();
+    let client = network.connect().unwrap();
+    network.acceptor = None;
+    client.try_write(&[IoSlice::new(b"first")]).unwrap();
+    let writable = poll_fn(|cx| client.poll_writable(cx));
+    network.runtime.block_on(writable).unwrap();
+    let error = client.try_read(&mut [0; 8]).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+}
+
+/// A client that has the cookie of a listener.
+struct FastOpen {
+    runtime: VirtualRuntime,
+    acceptor: Option<Arc<dyn Acceptor>>,
+}
+
+const LATENCY: Duration = Duration::from_millis(5);
+
+impl FastOpen {
+    fn new() -> Self {
+        let options = Options::default().with_latency(LATENCY, Duration::ZERO);
+        let runtime = VirtualRuntime::with_options(1, options);
+        let bound = runtime
+            .handle()
+            .bind(addr(AT), &Self::options(), &mut |_| Ok(()));
+        let network = Self {
+            runtime,
+            acceptor: Some(bound.unwrap()),
+        };
+        let first = network.connect().unwrap();
+        assert_eq!(first.peer_addr().unwrap(), addr(AT));
+        let _server = network.accept();
+        network
+    }
+
+    fn options() -> SocketOptions {
+        let mut options = SocketOptions::default();
+        options.fast_open = true;
+        options
+    }
+
+    fn connect(&self) -> io::Result<Arc<dyn Socket>> {
+        let handle = self.runtime.handle();
+        let options = Self::options();
+        let mut before = |_: &smc_core::runtime::Unconnected<'_>| Ok(());
+        self.runtime
+            .block_on(handle.connect(addr(AT), &options, &mut before))
+    }
+
+    fn accept(&self) -> Arc<dyn Socket> {
+        let acceptor = self.acceptor.as_ref().unwrap();
+        let accepting = poll_fn(|cx| acceptor.poll_accept(cx));
+        self.runtime.block_on(accepting).unwrap().0
+    }
+
+    fn try_accept(&self) -> Option<Arc<dyn Socket>> {
+        let acceptor = self.acceptor.as_ref().unwrap();
+        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+        match acceptor.poll_accept(&mut cx) {
+            Poll::Ready(accepted) => Some(accepted.unwrap().0),
+            Poll::Pending => None,
+        }
+    }
+}
+
+#[test]
 fn names_resolve_if_they_are_known() {
     let runtime = VirtualRuntime::new(1);
     let handle = runtime.handle();
