@@ -117,8 +117,8 @@ pub struct Closing {
     is_shut: bool,
     /// This side has ended the connection, in order or not.
     has_ended_here: bool,
-    /// This side has aborted before the peer had ended sending: an end that the peer states later
-    /// may be one of data that it has discarded.
+    /// This side has ended the connection before the peer had ended sending: an end that the peer
+    /// states later may be one of data that it has discarded.
     is_cut_off: bool,
 }
 
@@ -374,7 +374,7 @@ impl Closing {
             return None;
         }
         self.has_ended_here = true;
-        self.is_cut_off = flags == StateFlags::ABORTED && !self.has_peer_ended_sending();
+        self.is_cut_off = !self.has_peer_ended_sending();
         let _only_init_has_no_row = self.state.aborted();
         if self.app_closed {
             let _always = self.state.close();

@@ -446,13 +446,18 @@ fn an_endpoint_shutdown_closes_what_was_shut_down_and_aborts_the_rest() {
     assert_eq!(aborted.abort_or_close(), Some(D | A));
 }
 
-/// The peer drops what it has not sent when it gets the abort.
+/// The peer drops what it has not sent when it gets the final flags.
 #[test]
-fn an_end_that_the_peer_states_behind_an_own_abort_is_none_of_the_stream() {
-    let mut closing = Closing::default();
-    assert_eq!(closing.abort(), Some(A));
-    closing.handle_peer(D | C);
-    assert_eq!(closing.read_end(), ReadEnd::Aborted);
+fn an_end_that_the_peer_states_behind_an_own_end_is_none_of_the_stream() {
+    for is_shut in [false, true] {
+        let mut closing = Closing::default();
+        if is_shut {
+            closing.shutdown_write();
+        }
+        closing.abort_or_close();
+        closing.handle_peer(D | C);
+        assert_eq!(closing.read_end(), ReadEnd::Aborted);
+    }
 
     let mut ended_before = Closing::default();
     ended_before.handle_peer(D);
