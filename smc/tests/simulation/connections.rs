@@ -168,13 +168,14 @@ impl Connection {
     // ---- Set-up --------------------------------------------------------------------------------
 
     /// There is a stream at this end; returns whether it is to be used. A client whose early
-    /// CONFIRM was not answered connects again, and the listener has both streams.
+    /// CONFIRM was not answered connects again, and the listener has both streams; and the SYN may
+    /// have arrived twice.
     pub(crate) fn opened(&self, end: End, mode: &Mode) -> Result<bool, Violation> {
         let mut state = self.state();
         if state.ends[end as usize].mode.is_some() {
-            state.is_repeated = true;
+            state.is_repeated = self.effects.may_fail();
             let kind = "accepted twice";
-            return match self.effects.may_fail() {
+            return match state.is_repeated || self.effects.on_syns {
                 true => Ok(false),
                 false => Err(Violation::new(kind, self.describe(&state))),
             };

@@ -19,6 +19,8 @@ pub(crate) struct Effects {
     pub(crate) on_rdma: bool,
     /// TCP connections may be reset, or end early.
     pub(crate) on_tcp: bool,
+    /// A SYN may arrive twice: the second connection has no data.
+    pub(crate) on_syns: bool,
 }
 
 impl Effects {
@@ -29,6 +31,7 @@ impl Effects {
         on_direct: true,
         on_rdma: true,
         on_tcp: true,
+        on_syns: false,
     };
 
     /// Those of a schedule, by host.
@@ -95,7 +98,7 @@ impl Effects {
                     on_modes,
                     on_direct,
                     on_rdma,
-                    on_tcp: false,
+                    ..Self::default()
                 };
                 (Some(host), effects)
             }
@@ -107,6 +110,21 @@ impl Effects {
                     ..Self::default()
                 };
                 (None, effects)
+            }
+            // With early data there is no second attempt.
+            Action::StripOption { host, .. } => {
+                let effects = Self {
+                    on_setups: true,
+                    ..Self::default()
+                };
+                (Some(host), effects)
+            }
+            Action::Syn { host, .. } => {
+                let effects = Self {
+                    on_syns: true,
+                    ..Self::default()
+                };
+                (Some(host), effects)
             }
             Action::Pause { host, .. } => (Some(host), Self::default()),
             _ => (None, Self::default()),
@@ -122,6 +140,7 @@ impl Effects {
             on_direct: self.on_direct | other.on_direct,
             on_rdma: self.on_rdma | other.on_rdma,
             on_tcp: self.on_tcp | other.on_tcp,
+            on_syns: self.on_syns | other.on_syns,
         }
     }
 
@@ -160,11 +179,13 @@ fn survives_failover(schedule: &Schedule, at: u64) -> bool {
         Action::Connect { from, to, .. } => Some((from, to)),
         _ => None,
     };
+    // One that is given up may make no link group.
+    let makes_group = |event: &&Event| {
+        let is_kept = matches!(event.action, Action::Connect { give_up: 0, .. });
+        event.at == 0 && is_kept
+    };
     let events = schedule.events.iter();
-    let first: Vec<_> = events
-        .filter(|event| event.at == 0)
-        .filter_map(ends)
-        .collect();
+    let first: Vec<_> = events.filter(makes_group).filter_map(ends).collect();
     let mut pairs = schedule.events.iter().filter_map(ends);
     has_links
         && hosts.iter().filter(has_two).count() + 1 >= hosts.len()

@@ -13,15 +13,16 @@ use smc_core::wire::clc::Message;
 use smc_core::wire::types::Qpn;
 use smc_testkit::memory_rdma::{Loss, Lost, MemoryRdma};
 use smc_testkit::middleware::Faults;
+use smc_testkit::runtime;
 
 use super::connections::Violation;
 use super::hosts::{Host, PORT, address};
 use super::run::Run;
-use super::schedule::{Action, End, LinkFault, PortFault};
+use super::schedule::{Action, End, LinkFault, PortFault, SynDelivery};
 
 impl Run {
     pub(crate) fn fault(self: &Arc<Self>, action: &Action) {
-        let runtime = self.networks.runtime();
+        let network = self.networks.runtime();
         match *action {
             Action::Terminate { host } => {
                 if let Some(host) = self.host(host) {
@@ -29,11 +30,11 @@ impl Run {
                 }
             }
             Action::CutTcp { host } => {
-                runtime.cut_host(address(host.into()));
+                network.cut_host(address(host.into()));
             }
             Action::Truncate { host, end, len } => {
                 let to = SocketAddr::new(address(host.into()), PORT);
-                runtime.truncate_next(to, end == End::Client, len.into());
+                network.truncate_next(to, end == End::Client, len.into());
             }
             Action::Replay {
                 from,
@@ -60,6 +61,26 @@ impl Run {
                     run.replay(to, &sent[..len]).await;
                 }
             }),
+            Action::Syn {
+                host,
+                delivery,
+                time,
+            } => {
+                let delivery = match delivery {
+                    SynDelivery::WithoutCookie => runtime::SynDelivery::WithoutCookie,
+                    SynDelivery::AfterLoss => runtime::SynDelivery::AfterLoss,
+                    SynDelivery::Twice => {
+                        runtime::SynDelivery::Twice(Duration::from_micros(time.into()))
+                    }
+                };
+                let to = SocketAddr::new(address(host.into()), PORT);
+                let _client = network.deliver_next_syn(to, delivery);
+            }
+            Action::StripOption { host, syn } => {
+                let to = SocketAddr::new(address(host.into()), PORT);
+                let client = network.deliver_next_syn(to, runtime::SynDelivery::Once);
+                self.networks.options.lose(client, syn);
+            }
             Action::NoMemory {
                 host,
                 device,

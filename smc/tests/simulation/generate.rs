@@ -6,7 +6,7 @@ use smc_testkit::Rng;
 use super::effects::LINKS_TIME;
 use super::schedule::{
     Action, End, Event, HostSetting, LinkFault, Network, Policy, PortFault, Ports, Schedule,
-    Setting,
+    Setting, SynDelivery,
 };
 
 /// The schedule of a seed.
@@ -88,6 +88,7 @@ fn hosts(rng: &mut Rng, hardship: Hardship) -> Vec<HostSetting> {
     // SMC-D, SMC-R, both, or as it comes.
     let kind = if is_survivable { 1 } else { rng.below(4) };
     let all_features = rng.chance(600);
+    let fast_open = rng.chance(400);
     let memory = match hardship {
         Hardship::Anything if rng.chance(80) => rng.between(1, 400) as u32,
         _ => 0,
@@ -136,6 +137,7 @@ fn hosts(rng: &mut Rng, hardship: Hardship) -> Vec<HostSetting> {
             send,
             memory,
             early: [0, 200, 4096][rng.below(3)],
+            fast_open: fast_open && rng.chance(850),
         }
     };
     (0..count).map(|number| host(number, rng)).collect()
@@ -290,7 +292,7 @@ impl Generator {
 type Kind = fn(&mut Generator) -> Action;
 
 /// Events that no stream may notice.
-const HARMLESS: [Kind; 4] = [
+const HARMLESS: [Kind; 5] = [
     |generator| Action::Slow {
         host: generator.host(),
         device: generator.rng.below(3) as u8,
@@ -308,6 +310,16 @@ const HARMLESS: [Kind; 4] = [
             time: generator.rng.below(generator.span) as u32,
         }
     },
+    |generator| Action::Syn {
+        host: generator.host(),
+        delivery: [
+            SynDelivery::WithoutCookie,
+            SynDelivery::AfterLoss,
+            SynDelivery::Twice,
+            SynDelivery::Twice,
+        ][generator.rng.below(4)],
+        time: generator.rng.below(generator.span) as u32,
+    },
     |generator| Action::Pause {
         host: generator.host(),
         time: generator.rng.below(150_000) as u32,
@@ -318,7 +330,7 @@ const HARMLESS: [Kind; 4] = [
 ];
 
 /// Events that end set-ups and streams.
-const HARMFUL: [Kind; 15] = [
+const HARMFUL: [Kind; 16] = [
     |generator| Action::Unlisten {
         host: generator.host(),
         time: generator.rng.below(generator.span) as u32,
@@ -350,6 +362,10 @@ const HARMFUL: [Kind; 15] = [
         host: generator.host(),
         end: End::BOTH[generator.rng.below(2)],
         len: generator.rng.below(400) as u16,
+    },
+    |generator| Action::StripOption {
+        host: generator.host(),
+        syn: generator.rng.chance(500),
     },
     |generator| Action::NoMemory {
         host: generator.host(),

@@ -2,8 +2,8 @@
 
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -11,7 +11,9 @@ use smc::info::RdmaGroupInfo;
 use smc::{Endpoint, ListenOptions, Listener};
 use smc_core::device::{Device, Rdma as _};
 use smc_core::error::FallbackCause;
-use smc_core::negotiate::{Assume, Candidate, Negotiated, Negotiation, Published};
+use smc_core::negotiate::{
+    Candidate, Delivery, Negotiated, Negotiation, Offer, Published, Withdrawn,
+};
 use smc_core::runtime::{Runtime, Socket};
 use smc_core::wire::types::Features;
 use smc_testkit::memory_device::{MemDevice, MemFabric};
@@ -20,12 +22,14 @@ use smc_testkit::middleware::{Fault, Faults};
 use smc_testkit::runtime::{EndingRuntime, Options, VirtualRuntime};
 use smc_testkit::world::{RdmaWorld, ScriptedDevice, eid};
 
-use super::schedule::{HostSetting, Ports, Setting};
+use super::connections::lock;
+use super::schedule::{End, HostSetting, Ports, Setting};
 
 /// What all hosts are on.
 pub(crate) struct Networks {
     rdma: RdmaWorld,
     direct: MemFabric,
+    pub(crate) options: SynOptions,
 }
 
 impl Networks {
@@ -44,7 +48,11 @@ impl Networks {
         fabric.set_latency(micros(network.rdma), micros(network.rdma / 2));
         fabric.set_setup_time(micros(network.setup));
         let direct = MemFabric::new(setting.seed).with_nocopy(network.nocopy);
-        Self { rdma, direct }
+        Self {
+            rdma,
+            direct,
+            options: SynOptions::default(),
+        }
     }
 
     pub(crate) fn runtime(&self) -> &VirtualRuntime {
@@ -137,7 +145,7 @@ impl Host {
         devices.extend(direct.iter().map(|all| Arc::clone(&all.counted) as _));
         devices.extend(rdma.iter().map(|(_, fault)| Arc::clone(fault) as _));
         let runtime = networks.runtime().ending();
-        let endpoint = endpoint(&runtime, devices, configured);
+        let endpoint = endpoint(networks, &runtime, devices, configured);
         Arc::new(Self {
             index,
             runtime,
@@ -251,6 +259,7 @@ fn has_two_links(group: &RdmaGroupInfo) -> bool {
 }
 
 fn endpoint(
+    networks: &Networks,
     runtime: &Arc<EndingRuntime>,
     devices: Vec<Arc<dyn Device>>,
     setting: &HostSetting,
@@ -263,7 +272,8 @@ fn endpoint(
     };
     let mut builder = smc::Builder::new()
         .runtime(Arc::<EndingRuntime>::clone(runtime))
-        .negotiation(Arc::new(ByPort))
+        .negotiation(Arc::new(networks.options.clone()))
+        .fast_open(setting.fast_open)
         .ueid(eid())
         .recv_buffer(kib(setting.receive))
         .send_buffer(kib(setting.send))
@@ -292,18 +302,57 @@ fn endpoint(
     builder.build().expect("all settings make sense")
 }
 
-/// All clients support SMC, but those with a port that says otherwise.
+/// The SMC option of TCP: all clients have it in their SYNs, but those with a port that says
+/// otherwise, and all listeners in their SYN-ACKs. The network may remove it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SynOptions {
+    lost: Arc<Mutex<Vec<LostOption>>>,
+}
+
+/// An option that is removed.
 #[derive(Debug)]
-struct ByPort;
+struct LostOption {
+    /// The client, once there is one.
+    client: Arc<OnceLock<SocketAddr>>,
+    /// Whether the server does not see it, nor the client.
+    is_lost: [bool; 2],
+}
+
+impl SynOptions {
+    /// Removes the option of the SYN-ACK of a client, and of its SYN as well if `of_syn`.
+    pub(crate) fn lose(&self, client: Arc<OnceLock<SocketAddr>>, of_syn: bool) {
+        let is_lost = [of_syn, true];
+        lock(&self.lost).push(LostOption { client, is_lost });
+    }
+
+    /// The client's next connection is another one.
+    fn forget(&self, client: SocketAddr) {
+        lock(&self.lost).retain(|one| one.client.get() != Some(&client));
+    }
+
+    /// Whether the option does not arrive at the server, or else at the client.
+    fn is_lost(&self, client: SocketAddr, at: End) -> bool {
+        let mut lost = lock(&self.lost);
+        let mut of_client = lost
+            .iter_mut()
+            .filter(|one| one.client.get() == Some(&client));
+        let at = usize::from(at == End::Client);
+        of_client.any(|one| std::mem::take(&mut one.is_lost[at]))
+    }
+}
 
 #[async_trait]
-impl Negotiation for ByPort {
+impl Negotiation for SynOptions {
     async fn look_up(
         &self,
-        runtime: &Arc<dyn Runtime>,
-        to: SocketAddr,
+        _: &Arc<dyn Runtime>,
+        _: SocketAddr,
     ) -> Result<Candidate, FallbackCause> {
-        Assume::new().look_up(runtime, to).await
+        let options = self.clone();
+        Ok(Candidate::new(move |socket, _, _| {
+            options.forget(socket.local);
+            Ok(Box::new(options.clone()))
+        }))
     }
 
     fn publish(
@@ -312,13 +361,27 @@ impl Negotiation for ByPort {
         _: SocketAddr,
         _: Option<std::os::fd::BorrowedFd<'_>>,
     ) -> Result<Arc<dyn Published>, FallbackCause> {
-        Ok(Arc::new(Self))
+        Ok(Arc::new(self.clone()))
     }
 }
 
-impl Published for ByPort {
+impl Offer for SynOptions {
+    fn connected(&mut self, socket: &dyn Socket) -> Delivery {
+        let client = socket.local_addr().expect("a virtual socket has one");
+        match self.is_lost(client, End::Client) {
+            true => Delivery::Plain,
+            false => Delivery::OnTcp,
+        }
+    }
+
+    fn withdraw(&mut self) -> Withdrawn {
+        Withdrawn::Taken
+    }
+}
+
+impl Published for SynOptions {
     fn negotiated(&self, _: &dyn Socket, peer: SocketAddr) -> Negotiated {
-        match PLAIN_PORTS.contains(&peer.port()) {
+        match PLAIN_PORTS.contains(&peer.port()) || self.is_lost(peer, End::Server) {
             true => Negotiated::Plain(FallbackCause::NoSynOption),
             false => Negotiated::Clc,
         }

@@ -312,7 +312,8 @@ impl Run {
         };
         match connection.opened(End::Server, stream.mode()) {
             Ok(true) => {}
-            Ok(false) => return,
+            Ok(false) if connection.is_repeated() => return,
+            Ok(false) => return host.use_end(async move { run.expect_no_data(stream).await }),
             Err(violation) => return self.violate(violation),
         }
         if connection.request.model != 0 {
@@ -322,7 +323,7 @@ impl Run {
         host.use_end(async move { run.use_stream(&connection, End::Server, stream).await });
     }
 
-    /// A PROPOSAL that was sent again makes no stream with data.
+    /// A PROPOSAL that arrives again makes no stream with data.
     async fn expect_no_data(&self, mut stream: Stream) {
         let is_smc = stream.mode().is_smc();
         if let (true, Ok(1..)) = (is_smc, stream.read(&mut [0; 8]).await) {
@@ -504,4 +505,4 @@ pub(crate) const LONG: Duration = Duration::from_secs(400);
 const SETUP: Duration = Duration::from_millis(4500);
 
 /// For which the end of a listener may take, whose host may be stopped.
-pub(crate) const LISTENER_TIME: Duration = Duration::from_secs(20);
+pub(crate) const LISTENER_TIME: Duration = Duration::from_secs(200);

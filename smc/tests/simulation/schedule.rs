@@ -58,6 +58,8 @@ pub(crate) struct HostSetting {
     pub(crate) memory: u32,
     /// The longest early data that its listener takes.
     pub(crate) early: u16,
+    /// PROPOSALs are data of SYNs.
+    pub(crate) fast_open: bool,
 }
 
 /// The RDMA ports of a host.
@@ -169,6 +171,18 @@ pub(crate) enum Action {
         len: u16,
         time: u32,
     },
+    /// The next SYN with a PROPOSAL as its data, to a host.
+    Syn {
+        host: u8,
+        delivery: SynDelivery,
+        /// After which it arrives a second time.
+        time: u32,
+    },
+    /// The SMC option of such a SYN, or of its SYN-ACK alone, is lost.
+    StripOption {
+        host: u8,
+        syn: bool,
+    },
 
     // ---- Devices -------------------------------------------------------------------------------
     /// Allocations of a device fail: after so many, this number.
@@ -234,6 +248,14 @@ pub(crate) enum Policy {
 pub(crate) enum End {
     Client,
     Server,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum SynDelivery {
+    WithoutCookie,
+    AfterLoss,
+    Twice,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -123,7 +123,7 @@ impl Run {
             let to = connection.request.to;
             let is_killed = || self.has_been_killed(to);
             self.wait(LONG, is_killed).await;
-            self.wait(LONG / 2, || false).await;
+            self.runtime.timer(self.runtime.now() + LONG / 2).await;
             None
         };
         if let Some(Err(violation)) = or(running, killed).await {
