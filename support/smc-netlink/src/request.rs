@@ -12,10 +12,11 @@ use netlink_sys::{Socket, SocketAddr};
 /// again.
 pub(crate) fn dump<T: Payload + Clone>(protocol: isize, request: &T) -> io::Result<Vec<T>> {
     for _ in 0..DUMPS_MAX {
-        let socket = send(protocol, request.clone(), NLM_F_REQUEST | NLM_F_DUMP)?;
+        let connection = Connection::open(protocol)?;
+        connection.send(request.clone(), NLM_F_REQUEST | NLM_F_DUMP)?;
         let mut list = List::default();
         for _ in 0..DATAGRAMS_MAX {
-            list.add(&receive(&socket)?)?;
+            list.add(&connection.receive()?)?;
             if list.is_complete {
                 break;
             }
@@ -34,39 +35,54 @@ pub(crate) fn dump<T: Payload + Clone>(protocol: isize, request: &T) -> io::Resu
     )))
 }
 
-/// The replies to a request for one thing. An error of the kernel has its number.
-pub(crate) fn get<T: Payload>(protocol: isize, request: T) -> io::Result<Vec<T>> {
-    let socket = send(protocol, request, NLM_F_REQUEST)?;
-    let mut list = List::default();
-    list.add(&receive(&socket)?)?;
-    Ok(list.replies)
-}
-
 /// Messages of a protocol of netlink.
 pub(crate) trait Payload: NetlinkSerializable + NetlinkDeserializable {}
 
 impl<T: NetlinkSerializable + NetlinkDeserializable> Payload for T {}
 
-fn send<T: Payload>(protocol: isize, request: T, flags: u16) -> io::Result<Socket> {
-    let mut socket = Socket::new(protocol)?;
-    socket.bind_auto()?;
-    socket.connect(&SocketAddr::new(0, 0))?;
-    // The first replies are there when the request was sent, and the others are made by the call
-    // that receives them.
-    socket.set_non_blocking(true)?;
-    let mut message =
-        NetlinkMessage::new(Default::default(), NetlinkPayload::InnerMessage(request));
-    message.header.flags = flags;
-    message.finalize();
-    let mut bytes = vec![0; message.buffer_len()];
-    message.serialize(&mut bytes);
-    socket.send(&bytes, 0)?;
-    Ok(socket)
-}
+/// A socket for one request after the other.
+pub(crate) struct Connection(Socket);
 
-fn receive(socket: &Socket) -> io::Result<Vec<u8>> {
-    let (datagram, _) = socket.recv_from_full()?;
-    Ok(datagram)
+impl Connection {
+    /// Opens a socket of a protocol.
+    pub(crate) fn open(protocol: isize) -> io::Result<Self> {
+        let socket = Socket::new(protocol)?;
+        // Binds it as well. Nothing but the kernel can send to it then.
+        socket.connect(&SocketAddr::new(0, 0))?;
+        Ok(Self(socket))
+    }
+
+    /// The replies to a request for one thing. An error of the kernel has its number.
+    pub(crate) fn get<T: Payload>(&self, request: T) -> io::Result<Vec<T>> {
+        self.send(request, NLM_F_REQUEST)?;
+        let mut list = List::default();
+        list.add(&self.receive()?)?;
+        Ok(list.replies)
+    }
+
+    fn send<T: Payload>(&self, request: T, flags: u16) -> io::Result<()> {
+        let mut message =
+            NetlinkMessage::new(Default::default(), NetlinkPayload::InnerMessage(request));
+        message.header.flags = flags;
+        message.finalize();
+        let mut bytes = vec![0; message.buffer_len()];
+        message.serialize(&mut bytes);
+        self.0.send(&bytes, MSG_DONTWAIT)?;
+        Ok(())
+    }
+
+    /// The next replies. The first ones are there when the request was sent, and the others are
+    /// made by the call that receives them.
+    fn receive(&self) -> io::Result<Vec<u8>> {
+        let mut datagram = Vec::with_capacity(DATAGRAM_MAX);
+        let len = self.0.recv(&mut datagram, MSG_DONTWAIT | MSG_TRUNC)?;
+        match len == datagram.len() {
+            true => Ok(datagram),
+            false => Err(io::Error::other(format!(
+                "a message of the kernel has {len} bytes, more than {DATAGRAM_MAX}"
+            ))),
+        }
+    }
 }
 
 /// The replies to a request so far.
@@ -122,6 +138,15 @@ fn split(datagram: &[u8]) -> Option<(&[u8], &[u8])> {
 
 /// Requests for a list that changes each time. Interfaces do not change that often.
 const DUMPS_MAX: usize = 8;
+
+/// The longest datagram. Those of lists are made to have 32 KiB at most.
+const DATAGRAM_MAX: usize = 1 << 16;
+
+/// Has `recv` return the length of a datagram that the buffer has no space for (recv(2)).
+const MSG_TRUNC: i32 = 0x20;
+
+/// Has a call fail that would have to wait (recv(2)).
+const MSG_DONTWAIT: i32 = 0x40;
 
 /// Datagrams of a list: each has several entries.
 const DATAGRAMS_MAX: usize = 1 << 16;

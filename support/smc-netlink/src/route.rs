@@ -9,7 +9,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use netlink_sys::protocols::NETLINK_ROUTE;
 
-use crate::request;
+use crate::request::Connection;
 
 /// How packets get to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +46,15 @@ impl Route {
 ///
 /// When the kernel cannot be asked, as without netlink sockets.
 pub fn route(from: IpAddr, to: IpAddr, by: Option<u32>) -> io::Result<Option<Route>> {
+    get_route(&Connection::open(NETLINK_ROUTE)?, from, to, by)
+}
+
+fn get_route(
+    connection: &Connection,
+    from: IpAddr,
+    to: IpAddr,
+    by: Option<u32>,
+) -> io::Result<Option<Route>> {
     let mut request = RouteMessage::default();
     let (family, len) = match to {
         IpAddr::V4(_) => (AddressFamily::Inet, 32),
@@ -63,7 +72,7 @@ pub fn route(from: IpAddr, to: IpAddr, by: Option<u32>) -> io::Result<Option<Rou
         // Without this flag the kernel takes every address for a neighbour on that interface.
         request.header.flags = RouteFlags::FibMatch;
     }
-    let replies = match request::get(NETLINK_ROUTE, RouteNetlinkMessage::GetRoute(request)) {
+    let replies = match connection.get(RouteNetlinkMessage::GetRoute(request)) {
         Ok(replies) => replies,
         Err(error) if is_refusal(&error) => return Ok(None),
         Err(error) => return Err(error),
@@ -86,12 +95,13 @@ pub fn route(from: IpAddr, to: IpAddr, by: Option<u32>) -> io::Result<Option<Rou
 ///
 /// As [`route`].
 pub fn unprotected_mtu(from: IpAddr, to: IpAddr) -> io::Result<Option<u32>> {
-    let Some(route) = route(from, to, None)? else {
+    let connection = Connection::open(NETLINK_ROUTE)?;
+    let Some(route) = get_route(&connection, from, to, None)? else {
         return Ok(None);
     };
     let mut request = LinkMessage::default();
     request.header.index = route.interface;
-    let replies = request::get(NETLINK_ROUTE, RouteNetlinkMessage::GetLink(request))?;
+    let replies = connection.get(RouteNetlinkMessage::GetLink(request))?;
     Ok(replies.into_iter().find_map(|reply| match reply {
         RouteNetlinkMessage::NewLink(link) => {
             link.attributes
