@@ -245,7 +245,7 @@ pub fn lingering(time: Duration) -> (TcpStream, TcpStream) {
     set_socket_send_buffer_size(&near, 4096).unwrap();
     near.set_nonblocking(true).unwrap();
     // What is in flight when the first write is refused may still find space at the other end.
-    while is_writable(&near, Duration::from_millis(5)) {
+    while is_writable(&near, Duration::from_millis(50)) {
         while near.write(&[0; 1 << 16]).is_ok() {}
     }
     near.set_nonblocking(false).unwrap();

@@ -35,7 +35,8 @@ pub(crate) struct Run {
     unlisten: Vec<Signal>,
     pub(crate) connections: Mutex<BTreeMap<u8, Arc<Connection>>>,
     /// Server's ends that are used together with the client's.
-    pub(crate) parked: Mutex<BTreeMap<u8, Stream>>,
+    /// None when the run ends.
+    pub(crate) parked: Mutex<Option<BTreeMap<u8, Stream>>>,
     violation: Mutex<Option<Violation>>,
     /// Events that take time.
     work: AtomicUsize,
@@ -83,7 +84,7 @@ impl Run {
             closes: Mutex::new(vec![0; count]),
             unlisten: (0..count).map(|_| Signal::new()).collect(),
             connections: Mutex::default(),
-            parked: Mutex::default(),
+            parked: Mutex::new(Some(BTreeMap::new())),
             violation: Mutex::default(),
             work: AtomicUsize::new(0),
             is_failing_over: AtomicBool::new(false),
@@ -121,7 +122,8 @@ impl Run {
         };
         self.wait(SETUP, are_accepted).await;
         self.until("end of streams", LONG, have_ended).await?;
-        drop(std::mem::take(&mut *lock(&self.parked)));
+        let parked = lock(&self.parked).take();
+        drop(parked);
         for connection in lock(&self.connections).values() {
             self.check_setup(connection)?;
         }
@@ -317,7 +319,9 @@ impl Run {
             Err(violation) => return self.violate(violation),
         }
         if connection.request.model != 0 {
-            lock(&self.parked).insert(connection.request.number, stream);
+            if let Some(parked) = &mut *lock(&self.parked) {
+                parked.insert(connection.request.number, stream);
+            }
             return;
         }
         host.use_end(async move { run.use_stream(&connection, End::Server, stream).await });

@@ -65,9 +65,15 @@ impl Run {
         stream: Stream,
     ) {
         let number = connection.request.number;
-        let has_come = || lock(&self.parked).contains_key(&number);
+        let has_come = || {
+            lock(&self.parked)
+                .iter()
+                .any(|parked| parked.contains_key(&number))
+        };
         let found = self.wait(LISTENER_TIME, has_come).await;
-        let server = lock(&self.parked).remove(&number);
+        let server = lock(&self.parked)
+            .as_mut()
+            .and_then(|parked| parked.remove(&number));
         let (Some(server), true) = (server, found) else {
             // It is checked at the end whether there had to be one.
             return;
