@@ -244,7 +244,8 @@ pub fn lingering(time: Duration) -> (TcpStream, TcpStream) {
     let (far, _) = listener.accept().unwrap();
     set_socket_send_buffer_size(&near, 4096).unwrap();
     near.set_nonblocking(true).unwrap();
-    // What is in flight when the first write is refused may still find space at the other end.
+    // What is in flight when a write is refused may still find space at the other end, which takes
+    // a moment where the system is busy.
     while is_writable(&near, Duration::from_millis(50)) {
         while near.write(&[0; 1 << 16]).is_ok() {}
     }

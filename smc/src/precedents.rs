@@ -15,32 +15,13 @@ use crate::proto::group::GroupKey;
 #[derive(Debug, Default)]
 pub(crate) struct Precedents(Mutex<HashMap<Address, Kept>>);
 
-/// The next handshake with a destination.
+/// The next handshake with a destination is expected to be like this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Precedent {
     /// SMC-D.
-    Direct {
-        /// It is expected to be like this one.
-        expected: ExpectedHandshake,
-        /// The link group takes PROPOSALs in the SYN.
-        fast_open: bool,
-    },
-    /// SMC-R.
-    Rdma {
-        /// The link group.
-        key: GroupKey,
-        /// It takes PROPOSALs in the SYN.
-        fast_open: bool,
-    },
-}
-
-impl Precedent {
-    /// Whether the PROPOSAL can be data of the SYN.
-    pub(crate) fn has_fast_open(&self) -> bool {
-        match self {
-            Self::Direct { fast_open, .. } | Self::Rdma { fast_open, .. } => *fast_open,
-        }
-    }
+    Direct(ExpectedHandshake),
+    /// SMC-R, with the link group.
+    Rdma(GroupKey),
 }
 
 #[derive(Debug)]
@@ -102,10 +83,7 @@ mod tests {
             size: SizeCode::MIN,
             server_size: SizeCode::MIN,
         };
-        Precedent::Direct {
-            expected,
-            fast_open: false,
-        }
+        Precedent::Direct(expected)
     }
 
     fn destination(number: usize) -> Address {

@@ -155,6 +155,20 @@ impl World {
         &self.rt
     }
 
+    /// The network with a virtual clock.
+    ///
+    /// # Panics
+    ///
+    /// If the clock is real.
+    #[must_use]
+    pub fn network(&self) -> &VirtualRuntime {
+        match &self.runtime {
+            WorldRuntime::Virtual(runtime) => runtime,
+            #[cfg(feature = "runtimes")]
+            WorldRuntime::Smol(_) => panic!("the network of the system"),
+        }
+    }
+
     /// The time on its clock.
     pub fn now(&self) -> Instant {
         self.rt.now()

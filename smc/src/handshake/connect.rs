@@ -14,7 +14,7 @@ use futures_io::AsyncWrite;
 use smc_wire::types::{DmbToken, Features};
 
 use super::carrier::{Carrier, ClcPeer, OfferOnTcp, OfferState};
-use super::early::EarlyWork;
+use super::early::{self, EarlyWork};
 use super::work::HandshakeResources;
 use super::{
     fallback_stream, handshake_config, path, run_handshake, run_handshake_on_socket, same_host,
@@ -149,12 +149,9 @@ impl Plan {
         endpoint.setups.add_timing(SetupTiming::LookUp, time);
         match (candidate, proposal) {
             (Ok(candidate), Ok(proposal)) => {
-                // On a side channel there is neither fast open nor early data.
+                // On a side channel there is no early data.
                 let expected = candidate.expected_handshake();
-                let precedent = expected.map(|expected| Precedent::Direct {
-                    expected,
-                    fast_open: false,
-                });
+                let precedent = expected.map(Precedent::Direct);
                 let early = EarlyWork::prepare(endpoint, config, precedent, None).await;
                 Self::Propose(candidate, proposal, early)
             }
@@ -333,7 +330,7 @@ impl ConnectAttempt<'_> {
                     // Another process may listen there now. Those of another PID namespace have no
                     // number here by which to tell.
                     let is_same = listener.pid != 0
-                        && matches!(precedent, Some(Precedent::Direct { expected, .. }) if expected.process == Some(listener));
+                        && matches!(precedent, Some(Precedent::Direct(expected)) if expected.process == Some(listener));
                     let expected = precedent.filter(|_| is_same && has_default);
                     if !is_reused {
                         precedent = None;
@@ -416,7 +413,8 @@ impl ConnectAttempt<'_> {
         plan: &mut Plan,
         precedent: Option<Precedent>,
     ) -> Result<Stream, Failed> {
-        let fast_open = precedent.is_some_and(|precedent| precedent.has_fast_open());
+        let fast_open = precedent
+            .is_some_and(|precedent| early::has_fast_open(self.endpoint, self.config, precedent));
         match plan {
             Plan::Tcp(reason) => {
                 let socket = self.open(to, true, false, &mut |_| Ok(())).await?;

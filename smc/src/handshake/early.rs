@@ -66,11 +66,11 @@ impl EarlyWork {
         data: Option<&Arc<[u8]>>,
     ) -> Option<Self> {
         match precedent? {
-            Precedent::Direct { expected, .. } => {
+            Precedent::Direct(expected) => {
                 let early = prepare_direct(endpoint, config, expected, data).await?;
                 Some(Self::Direct(early))
             }
-            Precedent::Rdma { key, .. } => {
+            Precedent::Rdma(key) => {
                 let early = Box::pin(prepare_rdma(endpoint, config, key, data)).await?;
                 Some(Self::Rdma(Box::new(early)))
             }
@@ -236,27 +236,49 @@ pub(super) fn precedent(
     process: Option<Credentials>,
 ) -> Option<Precedent> {
     let features = established.group_features;
-    let fast_open = features.contains(Features::FAST_OPEN);
+    let is_of_use = |early| features.contains(Features::FAST_OPEN) || features.contains(early);
     match &established.transport {
-        Transport::Direct(params) if fast_open || features.contains(Features::EARLY_CONFIRM) => {
+        Transport::Direct(params) if is_of_use(Features::EARLY_CONFIRM) => {
             let device = work::direct(endpoint, params.device).ok()?;
-            let expected = ExpectedHandshake {
+            Some(Precedent::Direct(ExpectedHandshake {
                 client: device.gid(),
                 server: params.peer,
                 process,
                 size: params.local_size,
                 server_size: params.peer_buffer.size,
-            };
-            Some(Precedent::Direct {
-                expected,
-                fast_open,
-            })
+            }))
         }
-        Transport::Rdma(_) if fast_open || features.contains(EARLY_RDMA) => {
+        Transport::Rdma(_) if is_of_use(EARLY_RDMA) => {
             let group = endpoint.groups.info(established.group)?;
-            let key = group.key;
-            Some(Precedent::Rdma { key, fast_open })
+            Some(Precedent::Rdma(group.key))
         }
         Transport::Direct(_) | Transport::Rdma(_) => None,
     }
+}
+
+/// Whether the PROPOSAL can be data of the SYN: there is a link group with the server that takes
+/// such.
+pub(super) fn has_fast_open(
+    endpoint: &EndpointInner,
+    config: &HandshakeConfig,
+    precedent: Precedent,
+) -> bool {
+    let key = match precedent {
+        Precedent::Rdma(key) => key,
+        Precedent::Direct(expected) => {
+            let mut devices = config.devices.iter();
+            let Some(device) = devices.find(|device| device.gid == expected.client) else {
+                return false;
+            };
+            GroupKey::Direct {
+                device: device.index,
+                peer: expected.server,
+            }
+        }
+    };
+    let membership = endpoint.groups.join_now(key);
+    membership.is_some_and(|membership| match membership.member {
+        Member::Joined { terms, .. } => terms.vendor_features.contains(Features::FAST_OPEN),
+        Member::Created(_) => false,
+    })
 }

@@ -243,9 +243,12 @@ fn keep_precedent(
         Carrier::Tcp(..) if carrier.credentials().is_some() => return,
         Carrier::Tcp(..) | Carrier::Unix(_) => carrier.credentials(),
     };
-    if let Some(precedent) = early::precedent(endpoint, established, process) {
-        let now = endpoint.runtime.now();
-        endpoint.precedents.keep(now, peer, precedent);
+    match early::precedent(endpoint, established, process) {
+        Some(precedent) => {
+            let now = endpoint.runtime.now();
+            endpoint.precedents.keep(now, peer, precedent);
+        }
+        None => endpoint.precedents.forget(peer),
     }
 }
 

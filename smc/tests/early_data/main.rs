@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
 mod devices;
+mod fast_open;
 
 use std::net::SocketAddr;
 use std::time::Duration;
