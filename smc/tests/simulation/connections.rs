@@ -59,6 +59,8 @@ struct State {
     ends: [EndState; 2],
     /// The server's end is that of an attempt that the client has given up.
     is_repeated: bool,
+    /// Another stream of the server has data of the client.
+    has_second_data: bool,
 }
 
 /// One direction of the stream.
@@ -185,6 +187,20 @@ impl Connection {
             state.directions[0].written = self.request.early as u64;
         }
         Ok(true)
+    }
+
+    /// Another stream of the server has data, as that of a second attempt may have.
+    pub(crate) fn second_has_data(&self, mode: &Mode) -> Verdict {
+        let mut state = self.state();
+        state.has_second_data = true;
+        let may_have = state.is_repeated && state.directions[0].read == 0;
+        match may_have {
+            true => Ok(()),
+            false => Err(Violation::new(
+                "data on two streams",
+                format!("{mode}: {}", self.describe(&state)),
+            )),
+        }
     }
 
     /// Whether the server's end is that of an attempt that the client has given up.
@@ -325,6 +341,8 @@ impl Connection {
                 lock(&self.queues[end as usize]).sub_reads(*count);
                 let is_invented = direction.read > direction.offered;
                 self.require(&state, wrong.is_none(), "wrong byte")?;
+                let is_second = state.has_second_data && end == End::Server;
+                self.require(&state, !is_second, "data on two streams")?;
                 self.require(&state, !is_invented, "more bytes than were written")
             }
             Err(error) => self.require_end(&state, end, false, "read", error),

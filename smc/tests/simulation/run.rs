@@ -314,8 +314,9 @@ impl Run {
         };
         match connection.opened(End::Server, stream.mode()) {
             Ok(true) => {}
-            Ok(false) if connection.is_repeated() => return,
-            Ok(false) => return host.use_end(async move { run.expect_no_data(stream).await }),
+            Ok(false) => {
+                return host.use_end(async move { run.read_second(&connection, stream).await });
+            }
             Err(violation) => return self.violate(violation),
         }
         if connection.request.model != 0 {
@@ -329,13 +330,21 @@ impl Run {
 
     /// A PROPOSAL that arrives again makes no stream with data.
     async fn expect_no_data(&self, mut stream: Stream) {
-        let is_smc = stream.mode().is_smc();
-        if let (true, Ok(1..)) = (is_smc, stream.read(&mut [0; 8]).await) {
+        if let Ok(1..) = stream.read(&mut [0; 8]).await {
             let what = stream.mode().to_string();
             self.violate(Violation::new(
                 "data of a PROPOSAL that was sent again",
                 what,
             ));
+        }
+    }
+
+    /// Another stream of the server for a connection.
+    async fn read_second(&self, connection: &Connection, mut stream: Stream) {
+        if let Ok(1..) = stream.read(&mut [0; 8]).await {
+            if let Err(violation) = connection.second_has_data(stream.mode()) {
+                self.violate(violation);
+            }
         }
     }
 
