@@ -185,10 +185,14 @@ impl Pipe {
         self.deliver(at);
     }
 
-    /// Breaks the connection, for reader and writer.
+    /// Breaks the connection, for reader and writer. What is on its way is lost.
     pub(super) fn reset(&self) {
+        let now = self.core.elapsed();
         let mut state = self.state();
         state.is_reset = true;
+        let arrived = state.pieces.partition_point(|(at, _)| *at <= now);
+        let lost = state.pieces.split_off(arrived);
+        state.len -= lost.iter().map(|(_, piece)| piece.len()).sum::<usize>();
         let wakers = (state.reader.take(), state.writer.take());
         drop(state);
         wake(wakers.0.into_iter().chain(wakers.1));

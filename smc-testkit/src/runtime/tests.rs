@@ -202,6 +202,22 @@ fn a_cut_connection_is_reset_for_both() {
 }
 
 #[test]
+fn a_reset_loses_what_has_not_arrived() {
+    let options = Options::default().with_latency(Duration::from_millis(5), Duration::ZERO);
+    let runtime = VirtualRuntime::with_options(1, options);
+    let (client, server) = connected(&runtime);
+    client.try_write(&[IoSlice::new(b"first")]).unwrap();
+    runtime.run_for(Duration::from_millis(6));
+    client.try_write(&[IoSlice::new(b"second")]).unwrap();
+    client.set_linger(Some(Duration::ZERO)).unwrap();
+    drop(client);
+    assert_eq!(server.try_read(&mut [0; 100]).unwrap(), 5);
+    runtime.run_for(Duration::from_millis(6));
+    let error = server.try_read(&mut [0; 100]).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+}
+
+#[test]
 fn a_truncated_connection_ends_behind_what_is_kept() {
     for is_client in [true, false] {
         let runtime = VirtualRuntime::new(1);
