@@ -72,23 +72,37 @@ impl OfferOnTcp {
 impl TcpCarrier<'_> {
     /// Reads nothing from a server that does not expect CLC.
     fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
-        if let Some(OfferOnTcp { offer, state }) = self.offer.as_deref_mut() {
-            if *state == OfferState::Unproven {
-                // From then on TCP's handshake is complete, or has failed: the first read reports
-                // why.
-                ready!(self.socket.poll_writable(cx))?;
-                if self.socket.peer_addr().is_ok() {
-                    *state = match offer.connected(self.socket) {
-                        Delivery::OnTcp => OfferState::Smc,
-                        Delivery::Delivered | Delivery::Plain => OfferState::Plain,
-                    };
-                }
-            }
-            if *state == OfferState::Plain {
-                return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        ready!(self.poll_usable(cx))?;
+        self.socket.poll_read(cx, buf)
+    }
+
+    /// Writes to such a server nothing but the data of the SYN.
+    fn poll_write(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        ready!(self.poll_usable(cx))?;
+        self.socket.poll_write(cx, &[IoSlice::new(bytes)])
+    }
+
+    /// Waits for the end of TCP's handshake, unless that has yet to begin; fails if it shows that
+    /// the server does not expect CLC.
+    fn poll_usable(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let Some(OfferOnTcp { offer, state }) = self.offer.as_deref_mut() else {
+            return Poll::Ready(Ok(()));
+        };
+        if *state == OfferState::Unproven {
+            // It is writable before the first write, and then no more before TCP's handshake is
+            // complete or has failed: what comes next reports why.
+            ready!(self.socket.poll_writable(cx))?;
+            if self.socket.peer_addr().is_ok() {
+                *state = match offer.connected(self.socket) {
+                    Delivery::OnTcp => OfferState::Smc,
+                    Delivery::Delivered | Delivery::Plain => OfferState::Plain,
+                };
             }
         }
-        self.socket.poll_read(cx, buf)
+        Poll::Ready(match *state {
+            OfferState::Plain => Err(io::ErrorKind::ConnectionAborted.into()),
+            OfferState::Unproven | OfferState::Smc => Ok(()),
+        })
     }
 }
 
@@ -294,19 +308,11 @@ impl<'a> Carrier<'a> {
         until: Instant,
         message: &[u8],
     ) -> io::Result<()> {
-        let socket = match self {
-            Self::Tcp(tcp) => &tcp.socket,
-            Self::Unix(unix) => &unix.reader.socket,
-            Self::SideChannel(channel) => {
-                channel.sent = true;
-                return channel.side_channel.send(message);
-            }
-        };
         let mut timer = None;
         let mut rest = message;
         poll_fn(|cx| {
             while !rest.is_empty() {
-                match socket.poll_write(cx, &[IoSlice::new(rest)]) {
+                match self.poll_write(cx, rest) {
                     Poll::Ready(Ok(count)) => rest = rest.get(count..).unwrap_or_default(),
                     Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                     Poll::Pending => {
@@ -319,6 +325,19 @@ impl<'a> Carrier<'a> {
             Poll::Ready(Ok(()))
         })
         .await
+    }
+
+    /// Writes some of a message.
+    fn poll_write(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self {
+            Self::Tcp(tcp) => tcp.poll_write(cx, bytes),
+            Self::Unix(unix) => unix.reader.socket.poll_write(cx, &[IoSlice::new(bytes)]),
+            Self::SideChannel(channel) => {
+                channel.sent = true;
+                channel.side_channel.send(bytes)?;
+                Poll::Ready(Ok(bytes.len()))
+            }
+        }
     }
 
     /// Notifies the peer of sent messages.

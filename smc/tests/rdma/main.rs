@@ -8,6 +8,7 @@ mod delivery;
 mod driver_thread;
 mod early;
 mod failover;
+mod fast_open;
 mod forged;
 mod groups;
 mod hostile;
