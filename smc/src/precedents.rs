@@ -38,7 +38,7 @@ impl Precedents {
     }
 
     /// Keeps a handshake in the place of that before. Of too many destinations those that have
-    /// expired are forgotten, or some other one: its next handshake takes a CONFIRM.
+    /// expired are forgotten, or the one that expires first: its next handshake takes a CONFIRM.
     pub(crate) fn keep(&self, now: Instant, to: &Address, precedent: Precedent) {
         let until = now + LIFETIME;
         let kept = Kept { precedent, until };
@@ -51,8 +51,9 @@ impl Precedents {
             known.retain(|_, kept| now < kept.until);
         }
         if known.len() >= DESTINATIONS_MAX {
-            let other = known.keys().next().cloned();
-            other.map(|other| known.remove(&other));
+            let oldest = known.iter().min_by_key(|(_, kept)| kept.until);
+            let oldest = oldest.map(|(to, _)| to.clone());
+            oldest.map(|to| known.remove(&to));
         }
         known.insert(to.clone(), kept);
     }
@@ -102,6 +103,23 @@ mod tests {
             assert_eq!(precedents.get(now, &to), Some(handshake()));
         }
         assert_eq!(precedents.0.lock().len(), DESTINATIONS_MAX);
+    }
+
+    #[test]
+    fn the_precedent_that_expires_first_makes_place_for_another_one() {
+        let (precedents, now) = (Precedents::default(), Instant::now());
+        let at = |number: usize| now + Duration::from_secs(u64::try_from(number).unwrap());
+        for number in 0..DESTINATIONS_MAX {
+            precedents.keep(at(number), &destination(number), handshake());
+        }
+        // The first one is kept anew.
+        let later = at(DESTINATIONS_MAX);
+        precedents.keep(later, &destination(0), handshake());
+        precedents.keep(later, &destination(DESTINATIONS_MAX), handshake());
+        for number in 0..=DESTINATIONS_MAX {
+            let kept = precedents.get(later, &destination(number));
+            assert_eq!(kept.is_some(), number != 1, "{number}");
+        }
     }
 
     #[test]
