@@ -339,9 +339,11 @@ impl Builder {
     ///   [early data](crate::ConnectOptions::early_data) are not affected. Clients without SMC that
     ///   send data in their SYN can have it delivered twice, as at any listener with Fast Open.
     /// - A listener without SMC that has taken over the address of one with SMC within ten minutes
-    ///   gets one PROPOSAL as data, which its application may read before the connection is reset.
-    ///   The client sees that the SYN-ACK has no SMC option when that listener answers, resets the
-    ///   connection and connects anew; with early data in the PROPOSAL the connect fails. With
+    ///   gets one PROPOSAL of each client as data, or the part of it that is in the SYN. It does so
+    ///   too if it does not take data in SYNs: the client's system then sends the data again right
+    ///   behind TCP's handshake. Its application may read it, and answer, before the connection is
+    ///   reset. The client sees that the SYN-ACK has no SMC option, resets the connection and
+    ///   connects anew; with early data in the PROPOSAL the connect fails. With
     ///   [`Assume`](crate::negotiate::Assume) it cannot see it, as without this setting.
     /// - Where the network removes the SMC option of the SYN but not its data, a listener with this
     ///   setting resets the connection, and the client connects anew. A listener that answers with
