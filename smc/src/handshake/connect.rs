@@ -610,6 +610,7 @@ impl ConnectAttempt<'_> {
             let (early_confirm_failed, has_sent_data) = match (state, &error) {
                 // The server may have delivered it: a further attempt could deliver it again. So
                 // may one that seems to be without SMC: its option may have been lost on the way.
+                // A refused SYN looks like a server that resets, and whose SYN-ACK was lost.
                 _ if has_sent_data => (false, true),
                 (OfferState::Plain, _) => (true, false),
                 // There is no listener.
