@@ -141,14 +141,13 @@ impl fmt::Display for Mode {
                 release,
                 nocopy,
                 device,
+                vendor_features,
                 ..
             } => {
                 write_version(f, 'D', *version, *release)?;
-                write!(
-                    f,
-                    " {} on {device}",
-                    if *nocopy { "nocopy" } else { "copy" }
-                )
+                let how = if *nocopy { "nocopy" } else { "copy" };
+                write!(f, " {how} on {device}")?;
+                write_features(f, *vendor_features)
             }
             Self::SmcR {
                 version,
@@ -160,14 +159,18 @@ impl fmt::Display for Mode {
             } => {
                 write_version(f, 'R', *version, *release)?;
                 write!(f, " on {device} to {peer}")?;
-                match vendor_features.is_empty() {
-                    true => Ok(()),
-                    false => write!(f, " with {vendor_features}"),
-                }
+                write_features(f, *vendor_features)
             }
             Self::Tcp { reason } => write!(f, "TCP {reason}"),
             Self::Unix { reason } => write!(f, "UNIX {reason}"),
         }
+    }
+}
+
+fn write_features(f: &mut fmt::Formatter<'_>, features: Features) -> fmt::Result {
+    match features.is_empty() {
+        true => Ok(()),
+        false => write!(f, " with {features}"),
     }
 }
 
@@ -191,4 +194,49 @@ fn write_version(
         write!(f, ".{}", release.get())?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_features_of_a_stream_are_shown_of_either_kind() {
+        let both = |vendor_features| {
+            let direct = Mode::SmcD {
+                version: Version::V2,
+                release: Release::V2_1,
+                nocopy: true,
+                device: "loop".into(),
+                chid: Chid(0xFFFF),
+                peer: Gid::new(1, 2),
+                eid: None,
+                vendor_features,
+            };
+            let rdma = Mode::SmcR {
+                version: Version::V2,
+                release: Release::V2_1,
+                device: "rxe0".into(),
+                local: RoceGid::from_ipv4([10, 0, 0, 1].into()),
+                peer: RoceGid::from_ipv4([10, 0, 0, 2].into()),
+                eid: None,
+                vendor_features,
+            };
+            [direct, rdma].map(|mode| mode.to_string())
+        };
+        assert_eq!(
+            both(Features::empty()),
+            [
+                "SMC-D v2.1 nocopy on loop",
+                "SMC-R v2.1 on rxe0 to ::ffff:10.0.0.2"
+            ]
+        );
+        assert_eq!(
+            both(Features::EARLY_CONFIRM | Features::EARLY_DATA),
+            [
+                "SMC-D v2.1 nocopy on loop with EARLY_CONFIRM | EARLY_DATA",
+                "SMC-R v2.1 on rxe0 to ::ffff:10.0.0.2 with EARLY_CONFIRM | EARLY_DATA"
+            ]
+        );
+    }
 }
