@@ -1,23 +1,26 @@
 //! Early data between our own ends while something changes: the server at the address, the cookie
 //! of TCP Fast Open, the network. Each request is answered once.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 
 use crate::lab::Lab;
 use crate::protocol::OurFeatures;
-use crate::runner::{self, Run};
+use crate::runner::{self, Run, ServerSetting};
 use crate::scenario::{self, Role};
-use crate::workload::{Kind, Measure};
+use crate::workload::{EARLY_DATA_MAX, Kind, Measure, Requested};
 
-/// What a client with all features sees.
+/// What a client sees.
 struct Case {
     name: &'static str,
     client: OurFeatures,
-    /// The server of the first connections and that of the others.
-    servers: [(Kind, OurFeatures); 2],
+    /// The server of the first connections and that of the others. One with a limit of memory has
+    /// enough for one connection, which there is besides that of the request.
+    servers: [ServerSetting; 2],
     /// Between them.
     change: Change,
+    /// Of each request.
+    len: usize,
     /// How much early data is taken from the PROPOSAL before and after the change, at least.
     taken: [f64; 2],
 }
@@ -63,10 +66,18 @@ pub(crate) fn run(args: &EarlyArgs) -> Result<bool> {
         };
         let booted = lab.insert(booted);
         match perform(booted, &run, &case) {
-            Ok([before, after]) => println!(
-                "passed: {}; taken from the PROPOSAL: {before} and {after} of {COUNT} each",
-                case.name
-            ),
+            Ok([before, after]) => {
+                println!(
+                    "passed: {}; taken from the PROPOSAL: {} and {} of {COUNT} each",
+                    case.name, before.taken, after.taken
+                );
+                if case.servers[1].kind == Kind::Tcp {
+                    println!(
+                        "  its application has got {} connection with a CLC message, of {} bytes",
+                        after.clc, after.clc_len
+                    );
+                }
+            }
             Err(error) => {
                 println!("FAILED: {}: {error:#}", case.name);
                 passed = false;
@@ -77,8 +88,13 @@ pub(crate) fn run(args: &EarlyArgs) -> Result<bool> {
     Ok(passed)
 }
 
-fn perform(lab: &mut Lab, run: &Run, case: &Case) -> Result<[f64; 2]> {
-    let measure = Measure::Requests { count: COUNT };
+fn perform(lab: &mut Lab, run: &Run, case: &Case) -> Result<[Requested; 2]> {
+    let is_short = |server: &ServerSetting| server.memory.is_some();
+    let measure = Measure::Requests {
+        count: COUNT,
+        len: case.len as u64,
+        beside: case.servers.iter().any(is_short),
+    };
     let mut change = |lab: &mut Lab| match case.change {
         Change::None => Ok(()),
         Change::Cookie => runner::set_sysctl(lab, 1, "net/ipv4/tcp_fastopen_key", OTHER_KEY),
@@ -99,24 +115,43 @@ fn perform(lab: &mut Lab, run: &Run, case: &Case) -> Result<[f64; 2]> {
             );
         }
     }
-    for (measured, least) in measured.iter().zip(case.taken) {
+    let mut seen = [Requested::default(); 2];
+    for (seen, values) in seen.iter_mut().zip(measured) {
+        let values = values[..].try_into().context("other values")?;
+        *seen = Requested::from_values(values);
+    }
+    for ((seen, least), server) in seen.iter().zip(case.taken).zip(&case.servers) {
+        let Requested { taken, .. } = *seen;
         let is_none = least == 0.0;
         ensure!(
-            *measured >= least && (*measured == 0.0 || !is_none),
-            "{measured} were taken, and not {least}"
+            taken >= least && (taken == 0.0 || !is_none),
+            "{taken} were taken, and not {least}"
+        );
+        let is_tcp = is_short(server) || server.kind == Kind::Tcp;
+        ensure!(
+            !is_tcp || seen.over_tcp == f64::from(COUNT),
+            "not all over TCP: {seen:?}"
+        );
+        // The SYN of the first connection, which is reset.
+        let clc_max = f64::from(u8::from(server.kind == Kind::Tcp));
+        ensure!(
+            seen.clc <= clc_max && seen.clc_len <= SEGMENT_MAX,
+            "CLC messages for the application: {seen:?}"
         );
     }
-    Ok(measured)
+    Ok(seen)
 }
 
 fn cases() -> Vec<Case> {
     let all = OurFeatures::FastOpen;
-    let ours = (Kind::Ours, all);
+    let server = ServerSetting::new;
+    let ours = server(Kind::Ours, all);
     let case = |name, servers, change, taken| Case {
         name,
         client: all,
         servers,
         change,
+        len: SHORT,
         taken,
     };
     // The first connection of a server makes the link group; where it was another one before, so
@@ -126,37 +161,37 @@ fn cases() -> Vec<Case> {
         case("another process", [ours; 2], Change::None, [most; 2]),
         case(
             "without features",
-            [ours, (Kind::Ours, OurFeatures::None)],
+            [ours, server(Kind::Ours, OurFeatures::None)],
             Change::None,
             [most, 0.0],
         ),
         case(
             "without fast open",
-            [ours, (Kind::Ours, OurFeatures::EarlyData)],
+            [ours, server(Kind::Ours, OurFeatures::EarlyData)],
             Change::None,
             [most; 2],
         ),
         case(
             "a kernel",
-            [ours, (Kind::Kernel, all)],
+            [ours, server(Kind::Kernel, all)],
             Change::None,
             [most, 0.0],
         ),
         case(
             "plain TCP",
-            [ours, (Kind::Tcp, OurFeatures::None)],
+            [ours, server(Kind::Tcp, OurFeatures::None)],
             Change::None,
             [most, 0.0],
         ),
         case(
             "plain TCP with fast open",
-            [ours, (Kind::Tcp, all)],
+            [ours, server(Kind::Tcp, all)],
             Change::None,
             [most, 0.0],
         ),
         case(
             "features where there were none",
-            [(Kind::Kernel, all), ours],
+            [server(Kind::Kernel, all), ours],
             Change::None,
             [0.0, most],
         ),
@@ -185,18 +220,54 @@ fn cases() -> Vec<Case> {
             [most; 2],
         ),
     ];
-    cases.push(Case {
-        name: "a client without features",
+    let without = Case {
         client: OurFeatures::None,
-        servers: [ours; 2],
-        change: Change::None,
-        taken: [0.0; 2],
+        ..case(
+            "a client without features",
+            [ours; 2],
+            Change::None,
+            [0.0; 2],
+        )
+    };
+    cases.push(Case {
+        name: "both ends without features",
+        servers: [server(Kind::Ours, OurFeatures::None); 2],
+        ..without
     });
+    cases.push(without);
+    cases.push(Case {
+        len: EARLY_DATA_MAX,
+        ..case(
+            "more early data than the listener allows",
+            [ours; 2],
+            Change::None,
+            [0.0; 2],
+        )
+    });
+    let short = ServerSetting {
+        memory: Some(OF_ONE_CONNECTION),
+        ..ours
+    };
+    cases.push(case(
+        "a server out of memory",
+        [ours, short],
+        Change::None,
+        [most, 0.0],
+    ));
     cases
 }
 
 /// Connections before the change, and as many after it.
 const COUNT: u32 = 6;
+
+/// The length of most requests.
+const SHORT: usize = 64;
+
+/// The smallest RMB and staging ring, 16 KiB each, and not twice that.
+const OF_ONE_CONNECTION: usize = 48 << 10;
+
+/// The data of a SYN in Ethernet, at most.
+const SEGMENT_MAX: f64 = 1460.0;
 
 const OTHER_KEY: &str = "01020304-05060708-090a0b0c-0d0e0f10";
 

@@ -175,6 +175,7 @@ fn exchange(
         max_links: node.max_links(),
         test_link: node.test_link(),
         features: node.features,
+        memory: None,
         receives: node.receives,
         has_driver_thread: false,
         offers_ipv6: false,

@@ -114,6 +114,8 @@ pub(crate) struct Job {
     pub(crate) test_link: u64,
     /// The userspace stack's features beyond the released protocol.
     pub(crate) features: OurFeatures,
+    /// How many bytes connections of the userspace stack may take. `None`: as usual.
+    pub(crate) memory: Option<usize>,
     /// Receive buffers of each link of the userspace stack. `None`: as usual.
     pub(crate) receives: Option<u32>,
     /// The userspace stack runs its drivers on a thread of their own.

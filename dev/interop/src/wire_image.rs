@@ -84,7 +84,11 @@ impl Case {
         let capture = lab.folder().join(name);
         lab.record(&capture)?;
         let done = if self.has_early_data {
-            let measures = [Measure::Requests { count: 3 }];
+            let measures = [Measure::Requests {
+                count: 3,
+                len: 64,
+                beside: false,
+            }];
             let features = run.scenario.subject.features;
             runner::measure(lab, run, features, &measures, &mut |_, _| Ok(())).map(drop)
         } else {

@@ -349,6 +349,7 @@ pub(crate) fn job(run: &Run, end: ScenarioEnd, port: u16) -> Job {
         max_links: node.max_links(),
         test_link: node.test_link(),
         features: node.features,
+        memory: None,
         receives: node.receives,
         has_driver_thread: node.has_driver_thread,
         offers_ipv6: node.offers_ipv6,

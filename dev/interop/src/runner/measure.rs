@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 
 use super::{Run, active_run, guest_of, report, setup};
 use crate::lab::Lab;
@@ -39,21 +39,43 @@ fn perform(
     watch: &mut dyn FnMut(&mut Lab, &str) -> Result<()>,
 ) -> Result<Vec<f64>> {
     let port = PORTS.fetch_add(1, Ordering::Relaxed);
-    let server = Server::start(lab, run, port, (run.peer, features), measures)?;
+    let setting = ServerSetting::new(run.peer, features);
+    let server = Server::start(lab, run, port, setting, measures)?;
     let measured = take(lab, run, port, features, measures, watch)?;
     server.stop(lab)?;
     Ok(measured)
 }
 
-/// Takes a measure with one server and then with another one at the same address.
+/// The server of a measure.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ServerSetting {
+    pub(crate) kind: Kind,
+    /// Those of the userspace stack.
+    pub(crate) features: OurFeatures,
+    /// How many bytes its connections may take. `None`: as usual.
+    pub(crate) memory: Option<usize>,
+}
+
+impl ServerSetting {
+    pub(crate) fn new(kind: Kind, features: OurFeatures) -> Self {
+        Self {
+            kind,
+            features,
+            memory: None,
+        }
+    }
+}
+
+/// Takes a measure with one server and then with another one at the same address. Returns the
+/// values of both.
 pub(crate) fn measure_across(
     lab: &mut Lab,
     run: &Run,
     client: OurFeatures,
-    servers: [(Kind, OurFeatures); 2],
+    servers: [ServerSetting; 2],
     measure: Measure,
     between: &mut dyn FnMut(&mut Lab) -> Result<()>,
-) -> Result<[f64; 2]> {
+) -> Result<[Vec<f64>; 2]> {
     setup::before(lab, run).context("set-up")?;
     let port = PORTS.fetch_add(1, Ordering::Relaxed);
     let [first, second] = servers;
@@ -73,10 +95,9 @@ pub(crate) fn measure_across(
     if let Some(server) = server {
         server.stop(lab)?;
     }
-    match measured?[..] {
-        [first, second] => Ok([first, second]),
-        ref other => bail!("two measures, not {other:?}"),
-    }
+    let mut first = measured?;
+    let second = first.split_off(first.len() / 2);
+    Ok([first, second])
 }
 
 /// A process at the peer that listens, until it is stopped.
@@ -87,17 +108,18 @@ impl Server {
         lab: &mut Lab,
         run: &Run,
         port: u16,
-        (kind, features): (Kind, OurFeatures),
+        setting: ServerSetting,
         measures: &[Measure],
     ) -> Result<Self> {
         let run = Run {
-            peer: kind,
+            peer: setting.kind,
             ..run.clone()
         };
         let number = RUNS.fetch_add(1, Ordering::Relaxed);
         let mut job = active_run::job(&run, ScenarioEnd::Peer, port);
         job.measures = measures.to_vec();
-        job.features = features;
+        job.features = setting.features;
+        job.memory = setting.memory;
         let start = Order::Start { run: number, job };
         lab.order::<()>(guest_of(ScenarioEnd::Peer), start)?;
         lab.wait(number, TIMEOUT, |event| {

@@ -16,7 +16,7 @@ use crate::scenario::{Peers, Role, Scenario, ScenarioEnd};
 use crate::workload::Kind;
 
 pub(crate) use active_run::{EVENT_PORT, job};
-pub(crate) use measure::{measure, measure_across};
+pub(crate) use measure::{ServerSetting, measure, measure_across};
 #[cfg(feature = "ours")]
 pub(crate) use report::keep;
 pub(crate) use report::{Table, kept};

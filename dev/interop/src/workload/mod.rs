@@ -19,7 +19,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::protocol::SocketMode;
 
-pub(crate) use bench::{AFTER, BEFORE, Measure, ReceiverLoad, stop_parent};
+pub(crate) use bench::{
+    AFTER, BEFORE, EARLY_DATA_MAX, Measure, ReceiverLoad, Requested, stop_parent,
+};
 #[cfg(feature = "ours")]
 pub(crate) use ours::features;
 #[cfg(feature = "ism")]

@@ -74,6 +74,9 @@ pub(super) fn endpoint(builder: Builder, job: &Job) -> Result<Endpoint> {
     builder = builder
         .vendor_features(features(job.features))
         .fast_open(job.features >= OurFeatures::FastOpen);
+    if let Some(limit) = job.memory {
+        builder = builder.memory_limit(limit);
+    }
     for eid in &job.ueids {
         builder = builder.ueid(Eid::ueid(eid).context("user EID")?);
     }

@@ -4,6 +4,7 @@
 //! a thread for each connection; the userspace stack by the tasks of one thread. Both do the same
 //! with the same buffers.
 
+mod requests;
 mod sockets;
 #[cfg(feature = "ours")]
 mod tasks;
@@ -18,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Report;
 
+pub(crate) use requests::Requested;
 pub(super) use sockets::{client, server};
 #[cfg(feature = "ours")]
 pub(super) use tasks::run as run_ours;
@@ -38,10 +40,11 @@ pub(crate) enum Measure {
     /// Time from `connect` to the answer to 64 bytes, in round trips of a connection that exists:
     /// the median of so many connections, one after the other.
     SetUp { count: u32 },
-    /// How many of so many connections, one after the other, have sent their request with the
-    /// connect, and the server has taken it from there. Each is answered once, or its connect
-    /// fails, as may two of them, and none comes to the server twice.
-    Requests { count: u32 },
+    /// What becomes of so many requests of so many bytes, each of which a connect has sent, one
+    /// after the other ([`Requested`]). Each is answered once, or its connect fails, as may two of
+    /// them, and none comes to the server twice. With `beside` there is another connection at that
+    /// time, made for each of them.
+    Requests { count: u32, len: u64, beside: bool },
     /// Messages of [`MESSAGE_LEN`] bytes in one direction, each written by itself, `each` on each
     /// of so many connections at once, until the peer has all; another connection has one round
     /// trip after the other meanwhile. Messages per second, then the median and the 99th percentile
@@ -89,7 +92,7 @@ impl Measure {
             Self::Connects { clients, .. } => format!("connects, {clients} at a time, 1/s"),
             Self::Http { clients, .. } => format!("HTTP, {clients} at a time, 1/s"),
             Self::SetUp { .. } => "set-up to answer, round trips".into(),
-            Self::Requests { count } => format!("early data taken, of {count}"),
+            Self::Requests { count, .. } => format!("early data taken, of {count}"),
             Self::Messages {
                 connections,
                 receiver,
@@ -112,7 +115,7 @@ impl Measure {
         match self {
             Self::RoundTrip { count, .. }
             | Self::SetUp { count, .. }
-            | Self::Requests { count } => f64::from(count),
+            | Self::Requests { count, .. } => f64::from(count),
             #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
             Self::Bulk { bytes } => bytes as f64 / CHUNK as f64,
             Self::Connects { clients, each } | Self::Http { clients, each } => {
@@ -289,6 +292,9 @@ pub(crate) const BEFORE: &str = "before";
 pub(crate) const AFTER: &str = "after";
 
 const SIZES_LEN: usize = 16;
+
+/// The most bytes of early data that a server takes.
+pub(crate) const EARLY_DATA_MAX: usize = 4096;
 
 const CHUNK: usize = 64 * 1024;
 

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
 
@@ -11,6 +12,7 @@ use anyhow::{Context as _, Result, bail};
 use super::super::Report;
 use super::super::connection::{Connection, Listener};
 use super::super::run::{Maker, SyncPoints};
+use super::requests::{Requests, begins_with_clc, is_clc};
 use super::{
     AFTER, BEFORE, CHUNK, HTTP_REQUEST, MESSAGE, MESSAGE_LEN, Measure, ROUND_TRIPS, ReceiverLoad,
     RequestSizes, SHORT, SIZES_LEN, expect_http_response, first_write, http_response,
@@ -170,21 +172,30 @@ pub(in crate::workload) fn server(listener: &dyn Listener, measures: &[Measure])
         }
         ReceiverLoad::Stopped => start_stops()?,
     }
+    let requests = Arc::new(Mutex::new(Requests::default()));
     loop {
         let conn = listener.accept().context("accept")?;
+        let requests = Arc::clone(&requests);
         thread::spawn(move || {
             // The client reports what is wrong.
-            let _ = answer(&*conn);
+            let _ = answer(&*conn, &requests);
         });
     }
 }
 
 /// Receives and sends as the client requests, until it ends.
-fn answer(conn: &dyn Connection) -> io::Result<()> {
+fn answer(conn: &dyn Connection, requests: &Mutex<Requests>) -> io::Result<()> {
     let mut head = [0; SIZES_LEN];
     let mut at = 0;
     while at < head.len() {
         at += some(conn.read(&mut head[at..])?)?;
+    }
+    if is_clc(head) {
+        let len = (head.len() as u64) + read_to_end(conn);
+        if let Ok(mut requests) = requests.lock() {
+            requests.add_clc(len);
+        }
+        return Err(begins_with_clc());
     }
     if is_http(head) {
         return answer_http(conn);
@@ -193,6 +204,9 @@ fn answer(conn: &dyn Connection) -> io::Result<()> {
     let mut buf = vec![0; CHUNK];
     loop {
         read_many(conn, &mut buf, sizes.request)?;
+        if let Ok(mut requests) = requests.lock() {
+            requests.answer(&mut buf, sizes.request);
+        }
         write_many(conn, &buf, sizes.answer)?;
     }
 }
@@ -271,6 +285,17 @@ fn read_many(conn: &dyn Connection, buf: &mut [u8], mut left: u64) -> io::Result
         left -= some(conn.read(&mut buf[..len])?)? as u64;
     }
     Ok(())
+}
+
+/// Reads to the end, or to an error. Returns how many bytes there were.
+fn read_to_end(conn: &dyn Connection) -> u64 {
+    let (mut buf, mut len) = (vec![0; CHUNK], 0);
+    loop {
+        match conn.read(&mut buf) {
+            Ok(0) | Err(_) => return len,
+            Ok(count) => len += count as u64,
+        }
+    }
 }
 
 fn write_many(conn: &dyn Connection, buf: &[u8], mut left: u64) -> io::Result<()> {

@@ -1,6 +1,5 @@
 //! Measures with the userspace stack: tasks on one thread, which its devices share.
 
-use std::collections::HashSet;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,9 +13,10 @@ use tokio::task::JoinSet;
 
 use super::super::run::SyncPoints;
 use super::super::{Report, ours};
+use super::requests::{Numbered, Requested, Requests, begins_with_clc, is_clc};
 use super::{
-    AFTER, BEFORE, CHUNK, HTTP_REQUEST, MESSAGE, MESSAGE_LEN, Measure, ROUND_TRIPS, ReceiverLoad,
-    RequestSizes, SHORT, SIZES_LEN, expect_http_response, first_write, http_response,
+    AFTER, BEFORE, CHUNK, EARLY_DATA_MAX, HTTP_REQUEST, MESSAGE, MESSAGE_LEN, Measure, ROUND_TRIPS,
+    ReceiverLoad, RequestSizes, SHORT, SIZES_LEN, expect_http_response, first_write, http_response,
     in_round_trips, is_http, one_way, part, receiver_load, start_stops, work,
 };
 use crate::protocol::{End, Job, OurFeatures};
@@ -161,7 +161,10 @@ async fn take(measure: Measure, to: &Server) -> Result<Vec<f64>> {
             }
             return Ok(vec![in_round_trips(set_ups, round_trips)]);
         }
-        Measure::Requests { count } => return Ok(vec![requests(to, count).await?]),
+        Measure::Requests { count, len, beside } => {
+            let seen = requests(to, count, len, beside).await?;
+            return Ok(seen.to_values().to_vec());
+        }
         Measure::Messages {
             connections, each, ..
         } => return messages(measure, to, connections, each).await,
@@ -170,78 +173,44 @@ async fn take(measure: Measure, to: &Server) -> Result<Vec<f64>> {
 }
 
 /// [`Measure::Requests`]
-async fn requests(to: &Server, count: u32) -> Result<f64> {
-    let (mut taken, mut failed, mut number) = (0, 0, 0);
-    let mut connect = async || {
+async fn requests(to: &Server, count: u32, len: u64, beside: bool) -> Result<Requested> {
+    let mut seen = Requested::default();
+    let (mut failed, mut number) = (0, 0);
+    let mut request = async |len| {
         loop {
             number += 1;
-            match Caller::numbered(to, number).await {
-                Ok(caller) => return anyhow::Ok(caller),
-                // The server may have it: the next one has a number of its own.
-                Err(error) => {
-                    eprintln!("request {number}: {error:#}");
-                    failed += 1;
-                    ensure!(failed <= FAILED_MAX, "{failed} connects have failed");
+            let error = match Caller::numbered(to, number, len).await {
+                Ok(mut caller) => {
+                    caller.call().await?;
+                    return anyhow::Ok(caller);
                 }
-            }
+                Err(error) => error,
+            };
+            // The server may have it: the next one has a number of its own.
+            eprintln!("request {number}: {error:#}");
+            failed += 1;
+            ensure!(failed <= FAILED_MAX, "{failed} connects have failed");
         }
     };
     for _ in 0..count {
-        let mut caller = connect().await?;
-        caller.call().await?;
+        let other = match beside {
+            true => Some(request(SHORT.request).await?),
+            false => None,
+        };
+        let mut caller = request(len).await?;
         caller.expect_no_more().await?;
-        taken += u32::from(caller.stream.early_data_accepted());
-        drop(caller);
+        seen.taken += f64::from(u8::from(caller.stream.early_data_accepted()));
+        seen.over_tcp += f64::from(u8::from(!caller.stream.mode().is_smc()));
+        drop((caller, other));
         tokio::time::sleep(PAUSE).await;
     }
-    let mut last = connect().await?;
-    last.call().await?;
-    let doubled = Numbered::of(&last.buf).doubled;
+    let last = request(SHORT.request).await?;
+    let counted = Numbered::of(&last.buf);
+    let doubled = counted.doubled;
     ensure!(doubled == 0, "the server has got {doubled} requests twice");
-    Ok(f64::from(taken))
-}
-
-/// The beginning of a request that a server counts, and of its answer. Another server repeats the
-/// request.
-struct Numbered {
-    /// Zero for requests that are not counted.
-    number: u64,
-    /// How many requests have come twice so far.
-    doubled: u64,
-}
-
-impl Numbered {
-    fn of(bytes: &[u8]) -> Self {
-        let word = |at| bytes.get(at..at + 8).and_then(|word| word.try_into().ok());
-        let [number, doubled] = [0, 8].map(|at| word(at).map_or(0, u64::from_le_bytes));
-        Self { number, doubled }
-    }
-
-    fn put(&self, bytes: &mut [u8]) {
-        let words = [self.number, self.doubled].map(u64::to_le_bytes);
-        for (to, from) in bytes.chunks_exact_mut(8).zip(words) {
-            to.copy_from_slice(&from);
-        }
-    }
-}
-
-/// What a server has got.
-#[derive(Default)]
-struct Requests {
-    numbers: HashSet<u64>,
-    doubled: u64,
-}
-
-impl Requests {
-    /// Makes the answer to a request, in its place.
-    fn answer(&mut self, request: &mut [u8]) {
-        let Numbered { number, .. } = Numbered::of(request);
-        if number > 0 {
-            self.doubled += u64::from(!self.numbers.insert(number));
-            let doubled = self.doubled;
-            Numbered { number, doubled }.put(request);
-        }
-    }
+    let value = |count| u32::try_from(count).map(f64::from);
+    (seen.clc, seen.clc_len) = (value(counted.clc)?, value(counted.clc_len)?);
+    Ok(seen)
 }
 
 /// [`Measure::Messages`]
@@ -297,6 +266,12 @@ async fn server(listener: &smc::Listener) -> Result<Report> {
 async fn answer(mut stream: Stream, requests: &Mutex<Requests>) -> io::Result<()> {
     let mut head = [0; SIZES_LEN];
     stream.read_exact(&mut head).await?;
+    if is_clc(head) {
+        if let Ok(mut requests) = requests.lock() {
+            requests.add_clc(head.len() as u64);
+        }
+        return Err(begins_with_clc());
+    }
     if is_http(head) {
         return answer_http(stream).await;
     }
@@ -305,7 +280,7 @@ async fn answer(mut stream: Stream, requests: &Mutex<Requests>) -> io::Result<()
     loop {
         read_many(&mut stream, &mut buf, sizes.request).await?;
         if let Ok(mut requests) = requests.lock() {
-            requests.answer(&mut buf[..part(CHUNK, sizes.request)]);
+            requests.answer(&mut buf, sizes.request);
         }
         write_many(&mut stream, &buf, sizes.answer).await?;
     }
@@ -352,12 +327,20 @@ impl Caller {
         Self::connect(to, sizes, is_early.then_some(first)).await
     }
 
-    /// The same with a request that the server counts; the connect sends it in any case.
-    async fn numbered(to: &Server, number: u64) -> Result<Self> {
-        let (mut first, _) = first_write(SHORT);
-        let doubled = 0;
-        Numbered { number, doubled }.put(&mut first[SIZES_LEN..]);
-        Self::connect(to, SHORT, Some(first)).await
+    /// The same with a request of this length that the server counts; the connect sends it in any
+    /// case.
+    async fn numbered(to: &Server, number: u64, len: u64) -> Result<Self> {
+        let sizes = RequestSizes {
+            request: len,
+            ..SHORT
+        };
+        let (mut first, _) = first_write(sizes);
+        let numbered = Numbered {
+            number,
+            ..Numbered::default()
+        };
+        numbered.put(&mut first[SIZES_LEN..]);
+        Self::connect(to, sizes, Some(first)).await
     }
 
     async fn connect(to: &Server, sizes: RequestSizes, early: Option<Vec<u8>>) -> Result<Self> {
@@ -446,6 +429,3 @@ const FAILED_MAX: u32 = 3;
 
 /// So that what a connection has had is free for the next one.
 const PAUSE: Duration = Duration::from_millis(100);
-
-/// The most bytes of early data that the server takes.
-const EARLY_DATA_MAX: usize = 4096;
