@@ -505,6 +505,33 @@ fn data_that_a_relay_sends_beside_the_connection_is_not_delivered_by_both() {
 
 /// SMC-D goes first. The PROPOSAL depends on the connection, as the RDMA devices do.
 #[test]
+fn early_data_is_delivered_once_where_the_server_has_memory_for_one_connection() {
+    let world = world(1);
+    let (a, b) = (world.device("a0", 1), world.device("b0", 2));
+    let client = world.endpoint(&[&a]);
+    let server = world.endpoint_with(&[&b], |builder| builder.memory_limit(48 << 10));
+    world.block_on(async {
+        let listener = listen(&server, 4096).await;
+        let mut declined = 0;
+        for _ in 0..4 {
+            let beside = connect_smc(&client, &listener).await;
+            pause(&world).await;
+            let sent = world.runtime().copy_next(SERVER);
+            let [mut ours, mut theirs] = request(&client, &listener).await;
+            assert!(!is_smcr(&ours) && !ours.early_data_accepted());
+            transfer_both_ways(&mut ours, &mut theirs, 1000).await;
+            let sent = sent.lock().expect("is not poisoned").clone();
+            let times = sent.windows(REQUEST.len()).filter(|part| *part == REQUEST);
+            // In the PROPOSAL, and behind the DECLINE.
+            declined += usize::from(times.count() == 2);
+            drop((beside, ours, theirs));
+            pause(&world).await;
+        }
+        assert!(declined > 0);
+    });
+}
+
+#[test]
 fn early_data_goes_over_smc_d_where_the_hosts_have_both() {
     let world = world(12);
     let fabric = MemFabric::new(12);
