@@ -111,10 +111,12 @@ impl Effects {
                 };
                 (None, effects)
             }
-            // With early data there is no second attempt.
+            // With early data there is no second attempt, without the server may have the stream
+            // of the first one.
             Action::StripOption { host, .. } => {
                 let effects = Self {
                     on_setups: true,
+                    on_tcp: true,
                     ..Self::default()
                 };
                 (Some(host), effects)
