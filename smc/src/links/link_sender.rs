@@ -183,7 +183,12 @@ impl LinkSender {
     /// queued for a turn; a link that is down has none, and gets none.
     ///
     /// `in_turn`: the connection has a turn; otherwise waiting connections come first.
-    pub(crate) fn try_reserve(&self, token: AlertToken, in_turn: bool) -> Option<SendSlot<'_>> {
+    pub(crate) fn try_reserve(
+        &self,
+        now: Instant,
+        token: AlertToken,
+        in_turn: bool,
+    ) -> Option<SendSlot<'_>> {
         let mut posts = self.posts.lock();
         if self.is_down() {
             return None;
@@ -194,7 +199,7 @@ impl LinkSender {
             false => queue.can_post_now(),
         };
         if !is_open {
-            queue.queue_connection(token);
+            queue.queue_connection(now, token);
             self.arm_last(&mut posts);
             return None;
         }
@@ -206,8 +211,8 @@ impl LinkSender {
     }
 
     /// Queues a connection again that had its turn and has more to post.
-    pub(crate) fn requeue_connection(&self, token: AlertToken) {
-        self.posts.lock().queue.queue_connection(token);
+    pub(crate) fn requeue_connection(&self, now: Instant, token: AlertToken) {
+        self.posts.lock().queue.queue_connection(now, token);
     }
 
     /// Removes a connection that ended or was moved.
@@ -275,8 +280,8 @@ impl LinkSender {
     }
 
     /// Whether a connection waits for receive credits: the task of the group has a new timeout.
-    pub(crate) fn is_starved(&self, now: Instant) -> bool {
-        self.has_credits && self.posts.lock().queue.is_starved(now)
+    pub(crate) fn is_starved(&self) -> bool {
+        self.has_credits && self.posts.lock().queue.is_starved()
     }
 
     /// Requests a wake-up for the completion of the posts so far.
@@ -360,7 +365,7 @@ impl SendSlot<'_> {
                 PostResult::Posted
             }
             Err(SubmitError::WouldBlock) => {
-                queue.queue_connection(self.token);
+                queue.queue_connection(now, self.token);
                 self.sender.arm_last(&mut self.posts);
                 PostResult::Queued
             }

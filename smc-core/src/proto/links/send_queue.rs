@@ -47,7 +47,7 @@ pub struct SendQueue<C> {
     stalled: Option<Instant>,
     /// `None`: the ends have not agreed on them.
     credits: Option<Credits>,
-    /// Since when there has been no credit for a connection that waits.
+    /// Since when a connection waits and there is no credit for it.
     starved: Option<Instant>,
     /// How often there was no credit for a connection any more.
     shortages: u64,
@@ -193,7 +193,7 @@ impl<C: Copy + Eq + Hash> SendQueue<C> {
         *sum = sum.saturating_add(grants.into());
         if grants > 0 {
             self.reset_stall_timer(now);
-            self.starved = self.starved.filter(|_| !self.has_credit());
+            self.update_starvation(now);
         }
         let waits = !self.messages.is_empty() || !self.waiting.is_empty();
         let is_due = self
@@ -231,7 +231,7 @@ impl<C: Copy + Eq + Hash> SendQueue<C> {
     }
 
     /// A connection has a message to post. Repeated calls have no effect until it was served.
-    pub fn queue_connection(&mut self, conn: C) {
+    pub fn queue_connection(&mut self, now: Instant, conn: C) {
         if self.waiting.contains_key(&conn) {
             return;
         }
@@ -252,6 +252,7 @@ impl<C: Copy + Eq + Hash> SendQueue<C> {
         self.waiting.insert(conn, turn);
         self.turns.insert(turn, (conn, self.shortages_before()));
         self.note_waiting();
+        self.update_starvation(now);
     }
 
     /// A connection was removed, or moved to another link.
@@ -260,6 +261,7 @@ impl<C: Copy + Eq + Hash> SendQueue<C> {
         if let Some(turn) = self.waiting.remove(&conn) {
             self.turns.remove(&turn);
         }
+        self.starved = self.starved.filter(|_| !self.waiting.is_empty());
     }
 
     /// Whether there is space for the post of a connection, regardless of waiting ones.
@@ -345,6 +347,7 @@ impl<C: Copy + Eq + Hash> SendQueue<C> {
         }
         self.outstanding.push_back((op, what));
         self.reset_stall_timer(now);
+        self.update_starvation(now);
     }
 
     /// The device had no space for a message: it is first in the queue again.
@@ -444,18 +447,21 @@ impl<C: Copy + Eq + Hash> SendQueue<C> {
     /// receive credits.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let starved = self.starved.filter(|_| !self.waiting.is_empty());
-        let since = self.stalled.into_iter().chain(starved).min();
+        let since = self.stalled.into_iter().chain(self.starved).min();
         since?.checked_add(SEND_QUEUE_TIMEOUT)
     }
 
-    /// Whether a connection waits for receive credits. From the first such call on a
-    /// [timeout](Self::poll_timeout) is running; to be called when a connection was queued, or a
-    /// post completed.
-    pub fn is_starved(&mut self, now: Instant) -> bool {
+    /// Whether a connection waits for receive credits: a [timeout](Self::poll_timeout) is running.
+    #[must_use]
+    pub const fn is_starved(&self) -> bool {
+        self.starved.is_some()
+    }
+
+    /// Credits or waiting connections have changed. What a grant has allowed may be spent while
+    /// others wait: these wait from then on.
+    fn update_starvation(&mut self, now: Instant) {
         let is_starved = !self.has_credit() && !self.waiting.is_empty();
         self.starved = is_starved.then(|| self.starved.unwrap_or(now));
-        is_starved
     }
 
     fn reset_stall_timer(&mut self, now: Instant) {

@@ -288,9 +288,9 @@ impl RdmaConn {
         let now = self.group.now();
         let mut last = None;
         while bound.transmit.can_post() {
-            let Some(slot) = sender.try_reserve(self.token, in_turn) else {
+            let Some(slot) = sender.try_reserve(now, self.token, in_turn) else {
                 bound.is_queued = !sender.is_down();
-                if sender.is_starved(now) {
+                if sender.is_starved() {
                     self.group.wake();
                 }
                 break;
@@ -303,7 +303,7 @@ impl RdmaConn {
             bound.is_armed = false;
             if in_turn {
                 if bound.transmit.can_post() {
-                    sender.requeue_connection(self.token);
+                    sender.requeue_connection(now, self.token);
                     bound.is_queued = true;
                 }
                 break;

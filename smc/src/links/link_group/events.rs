@@ -92,9 +92,6 @@ impl RdmaLinkGroup {
             }
         }
         self.pump(&sender);
-        if sender.is_starved(now) {
-            self.task.wake();
-        }
     }
 
     /// The device reports that the queue pair sends and receives nothing any more.
@@ -171,7 +168,7 @@ impl RdmaLinkGroup {
         for sender in senders {
             match sender.poll_timeout() {
                 Some(at) if at <= now => {
-                    let why = match sender.is_starved(now) {
+                    let why = match sender.is_starved() {
                         true => "peer grants no receive credits",
                         false => "posts are not completed",
                     };

@@ -139,6 +139,10 @@ impl RdmaLinkGroup {
                 break;
             }
         }
+        // Those that still wait have a timeout.
+        if sender.is_starved() {
+            self.task.wake();
+        }
     }
 
     fn open_later(self: &Arc<Self>, link: LinkId, device: DeviceIndex, address: RdmaAddress) {

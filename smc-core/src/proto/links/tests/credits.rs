@@ -43,7 +43,7 @@ fn the_last_credits_are_for_llc_messages_and_the_very_last_for_credits() {
     let now = Instant::now();
     let mut queue = SendQueue::with_credits(Credits::new(48));
     for conn in 0..40_u32 {
-        queue.queue_connection(conn);
+        queue.queue_connection(now, conn);
         if post(&mut queue, now).is_none() {
             assert_eq!(conn, 28);
             break;
@@ -67,31 +67,62 @@ fn the_last_credits_are_for_llc_messages_and_the_very_last_for_credits() {
     assert_eq!(post(&mut queue, now), Some(Posted::Cdc(28)));
 }
 
+/// A queue that has sent all that the initial credits allow; all of it is completed.
+fn without_credits(now: Instant) -> SendQueue<u32> {
+    let mut queue = SendQueue::with_credits(Credits::new(48));
+    for conn in 0..28 {
+        queue.queue_connection(now, conn);
+        post(&mut queue, now).unwrap();
+        let op = OpId(u64::from(conn) + 1);
+        queue.completed(now, op).for_each(drop);
+    }
+    queue
+}
+
 #[test]
 fn a_peer_that_grants_nothing_is_noticed() {
     let start = Instant::now();
-    let mut queue = SendQueue::with_credits(Credits::new(48));
-    for conn in 0..28_u32 {
-        queue.queue_connection(conn);
-        post(&mut queue, start).unwrap();
-        queue
-            .completed(start, OpId(u64::from(conn) + 1))
-            .for_each(drop);
-    }
-    assert!(!queue.is_starved(start), "nothing waits");
+    let mut queue = without_credits(start);
+    assert!(!queue.is_starved(), "nothing waits");
     assert_eq!(queue.poll_timeout(), None);
-    queue.queue_connection(99);
     let later = start + SECOND;
-    assert!(queue.is_starved(later) && queue.is_starved(later + SECOND));
+    queue.queue_connection(later, 99);
+    queue.queue_connection(later + SECOND, 98);
+    assert!(queue.is_starved());
     assert_eq!(queue.poll_timeout(), Some(later + SEND_QUEUE_TIMEOUT));
-    queue.received(later, 1).unwrap();
-    assert!(!queue.is_starved(later));
+    queue.received(later, 2).unwrap();
     assert_eq!(queue.poll_timeout(), None);
     assert_eq!(post(&mut queue, later), Some(Posted::Cdc(99)));
-    queue.queue_connection(98);
-    assert!(queue.is_starved(later));
+    assert_eq!(post(&mut queue, later), Some(Posted::Cdc(98)));
+    assert!(!queue.is_starved(), "nothing waits");
+}
+
+#[test]
+fn a_peer_that_grants_a_few_and_then_nothing_is_noticed() {
+    let start = Instant::now();
+    let mut queue = without_credits(start);
+    (100..120).for_each(|conn| queue.queue_connection(start, conn));
+    // Nothing of what follows is a completion.
+    let later = start + 4 * SECOND;
+    assert_eq!(queue.received(later, 5), Ok(true));
+    let sent = std::iter::from_fn(|| post(&mut queue, later));
+    assert_eq!(sent.count(), 5);
+    assert_eq!(queue.poll_timeout(), Some(later + SEND_QUEUE_TIMEOUT));
+}
+
+#[test]
+fn a_connection_does_not_wait_since_another_one_did() {
+    let start = Instant::now();
+    let mut queue = without_credits(start);
+    queue.queue_connection(start, 99);
+    queue.queue_connection(start, 98);
     queue.remove_connection(98);
-    assert_eq!(queue.poll_timeout(), None, "it does not wait any more");
+    assert_eq!(queue.poll_timeout(), Some(start + SEND_QUEUE_TIMEOUT));
+    queue.remove_connection(99);
+    assert_eq!(queue.poll_timeout(), None, "none waits any more");
+    let later = start + 20 * SECOND;
+    queue.queue_connection(later, 97);
+    assert_eq!(queue.poll_timeout(), Some(later + SEND_QUEUE_TIMEOUT));
 }
 
 #[test]
@@ -169,7 +200,7 @@ fn simulation_of_lying_peers() {
                     }
                     granted += grants;
                 }
-                1 => queue.queue_connection(below(&mut rng, 300)),
+                1 => queue.queue_connection(now, below(&mut rng, 300)),
                 _ => {
                     while post(&mut queue, now).is_some() {
                         sent += 1;
@@ -269,7 +300,7 @@ impl LinkEnd {
                 let left = self.waiting.get_mut(&conn).unwrap();
                 *left -= 1;
                 if *left > 0 {
-                    self.queue.queue_connection(conn);
+                    self.queue.queue_connection(now, conn);
                 }
             }
         }
@@ -341,7 +372,7 @@ impl Ends {
         let (conn, count) = (below(&mut self.rng, 60), 1 + below(&mut self.rng, 24));
         let end = &mut self.ends[end];
         *end.waiting.entry(conn).or_default() += count;
-        end.queue.queue_connection(conn);
+        end.queue.queue_connection(self.now, conn);
         self.waits += u64::from(end.queue.has_space() && !end.queue.has_capacity());
         self.announcements += end.pump(self.now);
     }
@@ -433,7 +464,7 @@ impl Ends {
     fn requeue(&mut self) {
         for end in &mut self.ends {
             let waiting = end.waiting.iter().filter(|(_, left)| **left > 0);
-            waiting.for_each(|(conn, _)| end.queue.queue_connection(*conn));
+            waiting.for_each(|(conn, _)| end.queue.queue_connection(self.now, *conn));
             self.announcements += end.pump(self.now);
         }
     }

@@ -20,7 +20,7 @@ fn messages_go_first_and_connections_in_turn() {
     let mut slots = SendQueue::new();
     assert!(slots.can_post_now());
     for conn in [1, 2, 1, 3] {
-        slots.queue_connection(conn);
+        slots.queue_connection(now, conn);
     }
     slots.queue_message(now, OpTag(9), vec![0; 44]).unwrap();
     slots.remove_connection(2);
@@ -31,7 +31,7 @@ fn messages_go_first_and_connections_in_turn() {
         [Posted::Llc(OpTag(9)), Posted::Cdc(1), Posted::Cdc(3)]
     );
     // One that has had its turn may wait again.
-    slots.queue_connection(1);
+    slots.queue_connection(now, 1);
     assert_eq!(post(&mut slots, now), Some(Posted::Cdc(1)));
     assert_eq!(slots.outstanding.len(), 4);
 }
@@ -42,7 +42,7 @@ fn turns(data: &[u64], count: usize) -> Vec<usize> {
     let now = Instant::now();
     let mut slots = SendQueue::new();
     let conns = || 0..u32::try_from(data.len()).unwrap();
-    conns().for_each(|conn| slots.queue_connection(conn));
+    conns().for_each(|conn| slots.queue_connection(now, conn));
     let mut turns = vec![0; data.len()];
     for at in 1..=count {
         let Some(Posted::Cdc(conn)) = post(&mut slots, now) else {
@@ -50,7 +50,7 @@ fn turns(data: &[u64], count: usize) -> Vec<usize> {
         };
         let index = usize::try_from(conn).unwrap();
         slots.charge(conn, data[index], 0);
-        slots.queue_connection(conn);
+        slots.queue_connection(now, conn);
         slots.completed(now, OpId(at as u64)).for_each(drop);
         turns[index] += 1;
     }
@@ -75,13 +75,13 @@ fn connections_have_turns_by_what_their_messages_cost() {
 fn a_connection_that_sends_little_now_and_then_does_not_wait_for_all_others() {
     let now = Instant::now();
     let mut slots = SendQueue::new();
-    (0..254).for_each(|conn| slots.queue_connection(conn));
+    (0..254).for_each(|conn| slots.queue_connection(now, conn));
     let mut op = 0;
     let mut waits = Vec::new();
     let mut since = None;
     for at in 0..5000 {
         if at % 40 == 0 && since.is_none() {
-            slots.queue_connection(999);
+            slots.queue_connection(now, 999);
             since = Some(at);
         }
         let Some(Posted::Cdc(conn)) = post(&mut slots, now) else {
@@ -97,7 +97,7 @@ fn a_connection_that_sends_little_now_and_then_does_not_wait_for_all_others() {
             _ => {
                 // All that was written since its last turn is in one message, and more follows.
                 slots.charge(conn, 1400, 0);
-                slots.queue_connection(conn);
+                slots.queue_connection(now, conn);
             }
         }
     }
@@ -119,14 +119,14 @@ fn what_was_sent_while_none_waited_costs_nothing() {
         slots.charge(1, 1000, 0);
         slots.completed(now, OpId(op)).for_each(drop);
     }
-    slots.queue_connection(1);
-    slots.queue_connection(2);
+    slots.queue_connection(now, 1);
+    slots.queue_connection(now, 2);
     assert_eq!(post(&mut slots, now), Some(Posted::Cdc(1)));
     // Nor does it cost one that is removed, whose number another one gets.
     slots.charge(1, 1000, 0);
     slots.remove_connection(1);
-    slots.queue_connection(1);
-    slots.queue_connection(3);
+    slots.queue_connection(now, 1);
+    slots.queue_connection(now, 3);
     let order: Vec<_> = std::iter::from_fn(|| post(&mut slots, now)).collect();
     assert_eq!(order, [2, 1, 3].map(Posted::Cdc));
 }
@@ -136,7 +136,7 @@ fn no_more_than_the_link_takes() {
     let now = Instant::now();
     let mut slots = SendQueue::new();
     for conn in 0..40 {
-        slots.queue_connection(conn);
+        slots.queue_connection(now, conn);
     }
     while post(&mut slots, now).is_some() {}
     assert_eq!(slots.outstanding.len(), SENDS_MAX);
@@ -171,7 +171,7 @@ fn a_link_that_is_stuck_is_noticed() {
     let now = Instant::now();
     let mut slots = SendQueue::new();
     for conn in 0..20 {
-        slots.queue_connection(conn);
+        slots.queue_connection(now, conn);
     }
     while post(&mut slots, now).is_some() {}
     assert_eq!(slots.poll_timeout(), None, "connections may wait");
@@ -203,7 +203,7 @@ fn counters_state_what_was_sent_and_what_has_waited() {
     // All it has can be granted at once.
     let mut slots = SendQueue::with_credits(Credits::new(48));
     for conn in 0..60 {
-        slots.queue_connection(conn);
+        slots.queue_connection(now, conn);
     }
     slots.queue_message(now, OpTag(1), vec![0; 44]).unwrap();
     let mut op = 0;
@@ -223,13 +223,13 @@ fn counters_state_what_was_sent_and_what_has_waited() {
     };
     assert_eq!(slots.counters(), counted);
     assert_eq!(slots.credits(), Some(4));
-    slots.queue_connection(60);
+    slots.queue_connection(now, 60);
     for _ in 0..3 {
         slots.received(now, 7).unwrap();
     }
     assert_eq!(slots.counters().credits_received, 21);
     // One that is queued in the meantime waits for its turn, and for no credit.
-    slots.queue_connection(61);
+    slots.queue_connection(now, 61);
     for _ in 0..2 {
         post(&mut slots, now);
     }
