@@ -15,7 +15,7 @@ use crate::mutex::Mutex;
 use crate::proto::group::DeviceIndex;
 use crate::proto::links::{
     CreditError, Credits, LinkId, LlcTerms, NextPost, OpTag, Overflow, Posted, SendQueue,
-    granted_credits,
+    SendTimeout, granted_credits,
 };
 use crate::stats::{LinkQueueInfo, QueueStats};
 
@@ -330,9 +330,14 @@ impl LinkSender {
         drop(posts.queue.fail());
     }
 
-    /// The time from which the link counts as stuck.
+    /// When to call [`LinkSender::handle_timeout`].
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         self.posts.lock().queue.poll_timeout()
+    }
+
+    /// Time has passed. An error if the link is stuck.
+    pub(crate) fn handle_timeout(&self, now: Instant) -> Result<(), SendTimeout> {
+        self.posts.lock().queue.handle_timeout(now)
     }
 }
 

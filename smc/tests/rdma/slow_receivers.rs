@@ -202,6 +202,39 @@ fn a_stopped_receiver_costs_each_connection_its_buffer_and_no_more() {
     });
 }
 
+/// Its driver and its timers are late alike, in any order.
+#[test]
+fn a_sender_that_was_stopped_finds_the_credits_that_it_was_granted_meanwhile() {
+    for seed in 95..105 {
+        let world = RdmaWorld::new(seed);
+        let process = world.runtime().ending();
+        let receiver = Interceptor::new(world.device("b0", 2));
+        let server = world.endpoint_on(vec![receiver.clone()], |builder| builder.ueid(eid()));
+        let client = world.endpoint_with(&[&world.device("a0", 1)], |builder| {
+            builder.runtime(process.clone())
+        });
+        world.block_on(async {
+            let listener = server.bind(SERVER).await.expect("a free port");
+            let mut streams = connect(&client, &listener).await;
+            receiver.set_stopped(true);
+            for _ in 0..2 * RECEIVES {
+                streams.0.write_all(&[1; 100]).await.expect("space");
+                world.sleep(Duration::from_millis(1)).await;
+            }
+            world.sleep(Duration::from_secs(5)).await;
+            assert_eq!(only_queue(&client).stats.waiting, 1, "for a credit");
+            process.pause();
+            receiver.set_stopped(false);
+            world.sleep(Duration::from_secs(20)).await;
+            process.resume();
+            for _ in 0..2 * RECEIVES {
+                expect(&mut streams.1, [1; 100]).await;
+            }
+            transfer(&mut streams.1, &mut streams.0, 100).await;
+        });
+    }
+}
+
 /// As many as a link group has.
 const CONNECTIONS: u64 = 255;
 

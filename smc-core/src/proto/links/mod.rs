@@ -94,7 +94,8 @@ pub use output::{FirstLinkError, LinkGroupOutput, OpTag, PortCandidate, RkeyErro
 pub use peer_rmb::PeerRmb;
 pub use rtokens::{RTOKENS_MAX, RtokenError, RtokenId};
 pub use send_queue::{
-    NextPost, Overflow, Posted, SEND_QUEUE_TIMEOUT, SendCounters, SendQueue, WAITING_MAX,
+    NextPost, Overflow, Posted, SEND_QUEUE_TIMEOUT, SendCounters, SendQueue, SendTimeout,
+    WAITING_MAX,
 };
 
 /// Identifies a local receive buffer within a link group; the number is chosen by the caller.

@@ -43,12 +43,12 @@ pub struct SendQueue<C> {
     requests: u64,
     pub(super) outstanding: VecDeque<(OpId, Posted<C>)>,
     last: u64,
-    /// Since when nothing was posted or completed although messages wait.
-    stalled: Option<Instant>,
+    /// Nothing is posted or completed although messages wait.
+    stalled: Option<Wait>,
     /// `None`: the ends have not agreed on them.
     credits: Option<Credits>,
-    /// Since when a connection waits and there is no credit for it.
-    starved: Option<Instant>,
+    /// A connection waits and there is no credit for it.
+    starved: Option<Wait>,
     /// How often there was no credit for a connection any more.
     shortages: u64,
     counters: SendCounters,
@@ -69,6 +69,41 @@ struct Share {
     until: u64,
     /// The cost of its last message.
     last: u64,
+}
+
+/// How long something has waited, in steps: a process that was stopped meanwhile could neither see
+/// that it is over, nor grant the peer what it needs for that.
+#[derive(Clone, Copy, Debug)]
+struct Wait {
+    counted: Duration,
+    /// The end of the present step.
+    next: Instant,
+}
+
+impl Wait {
+    fn new(now: Instant) -> Self {
+        Self {
+            counted: Duration::ZERO,
+            next: after_step(now),
+        }
+    }
+
+    /// The end of a step may have come. One that is noticed late by another one does not count.
+    /// Returns whether this was too long.
+    fn count(&mut self, now: Instant) -> bool {
+        if now >= self.next {
+            if now < after_step(self.next) {
+                self.counted = self.counted.saturating_add(WAIT_STEP);
+            }
+            self.next = after_step(now);
+        }
+        self.counted >= SEND_QUEUE_TIMEOUT
+    }
+}
+
+/// The end of a step that begins then; it has no length where the clock ends.
+fn after_step(at: Instant) -> Instant {
+    at.checked_add(WAIT_STEP).unwrap_or(at)
 }
 
 /// What a [`SendQueue`] has counted, for tools. Most are of the whole life of the link.
@@ -123,6 +158,28 @@ pub struct Overflow;
 /// Most messages that wait on one link: twice what a peer with all its RMBs can cause.
 pub const WAITING_MAX: usize = 1024;
 
+/// Something has waited for [`SEND_QUEUE_TIMEOUT`]; take the link down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", self.message())]
+#[non_exhaustive]
+pub enum SendTimeout {
+    /// A message of the link group for the completion of a post.
+    Completion,
+    /// A connection for a receive credit.
+    Credit,
+}
+
+impl SendTimeout {
+    /// What is wrong.
+    #[must_use]
+    pub const fn message(self) -> &'static str {
+        match self {
+            Self::Completion => "posts are not completed",
+            Self::Credit => "peer grants no receive credits",
+        }
+    }
+}
+
 /// The cost of a message with so many bytes of data.
 fn cost_of(data: u64) -> u64 {
     let message = u64::try_from(SHORT_LEN).unwrap_or(u64::MAX);
@@ -138,9 +195,13 @@ const PACKET_LEN: u64 = 1024;
 /// So that the share of each connection in the cost of a message is a number.
 const SCALE: u64 = 1024;
 
-/// How long messages wait for space before the link has to be taken down
-/// (docs/spec/link-groups.md#queue-pair).
+/// How long messages wait for space, and connections for receive credits, before the link has to be
+/// taken down (docs/spec/link-groups.md#queue-pair, docs/spec/extensions.md#receive-credits).
 pub const SEND_QUEUE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A process that is stopped for longer is noticed. An executor that is only busy runs a task
+/// sooner.
+const WAIT_STEP: Duration = Duration::from_secs(1);
 
 impl<C: Copy + Eq + Hash> Default for SendQueue<C> {
     fn default() -> Self {
@@ -225,7 +286,7 @@ impl<C: Copy + Eq + Hash> SendQueue<C> {
             return Err(Overflow);
         }
         self.messages.push_back((tag, message));
-        self.stalled.get_or_insert(now);
+        self.stalled.get_or_insert_with(|| Wait::new(now));
         self.note_waiting();
         Ok(())
     }
@@ -353,7 +414,7 @@ impl<C: Copy + Eq + Hash> SendQueue<C> {
     /// The device had no space for a message: it is first in the queue again.
     pub fn requeue(&mut self, now: Instant, tag: OpTag, message: Vec<u8>) {
         self.messages.push_front((tag, message));
-        self.stalled.get_or_insert(now);
+        self.stalled.get_or_insert_with(|| Wait::new(now));
         self.note_waiting();
     }
 
@@ -443,12 +504,28 @@ impl<C: Copy + Eq + Hash> SendQueue<C> {
         self.shortages.wrapping_sub(is_short)
     }
 
-    /// When the link has to be taken down, unless a post is completed before, or the peer grants
-    /// receive credits.
+    /// When to call [`handle_timeout`](Self::handle_timeout).
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let since = self.stalled.into_iter().chain(self.starved).min();
-        since?.checked_add(SEND_QUEUE_TIMEOUT)
+        let waits = self.stalled.into_iter().chain(self.starved);
+        waits.map(|wait| wait.next).min()
+    }
+
+    /// Time has passed.
+    ///
+    /// # Errors
+    ///
+    /// The link has to be taken down: for [`SEND_QUEUE_TIMEOUT`] no post was completed although
+    /// messages wait, or the peer has granted no receive credit although connections do. Time in
+    /// which this was not called for two seconds does not count, as while the process was stopped.
+    pub fn handle_timeout(&mut self, now: Instant) -> Result<(), SendTimeout> {
+        let is_over = |wait: &mut Option<Wait>| wait.as_mut().is_some_and(|wait| wait.count(now));
+        let (is_stalled, is_starved) = (is_over(&mut self.stalled), is_over(&mut self.starved));
+        match (is_stalled, is_starved) {
+            (_, true) => Err(SendTimeout::Credit),
+            (true, false) => Err(SendTimeout::Completion),
+            (false, false) => Ok(()),
+        }
     }
 
     /// Whether a connection waits for receive credits: a [timeout](Self::poll_timeout) is running.
@@ -461,10 +538,10 @@ impl<C: Copy + Eq + Hash> SendQueue<C> {
     /// others wait: these wait from then on.
     fn update_starvation(&mut self, now: Instant) {
         let is_starved = !self.has_credit() && !self.waiting.is_empty();
-        self.starved = is_starved.then(|| self.starved.unwrap_or(now));
+        self.starved = is_starved.then(|| self.starved.unwrap_or_else(|| Wait::new(now)));
     }
 
     fn reset_stall_timer(&mut self, now: Instant) {
-        self.stalled = (!self.messages.is_empty()).then_some(now);
+        self.stalled = (!self.messages.is_empty()).then(|| Wait::new(now));
     }
 }

@@ -166,15 +166,9 @@ impl RdmaLinkGroup {
         let senders: Vec<_> = self.state.lock().senders.values().cloned().collect();
         let mut next = None;
         for sender in senders {
-            match sender.poll_timeout() {
-                Some(at) if at <= now => {
-                    let why = match sender.is_starved() {
-                        true => "peer grants no receive credits",
-                        false => "posts are not completed",
-                    };
-                    self.give_up(sender.id, LinkFailure::QueuePair(why));
-                }
-                at => next = next.into_iter().chain(at).min(),
+            match sender.handle_timeout(now) {
+                Err(why) => self.give_up(sender.id, LinkFailure::QueuePair(why.message())),
+                Ok(()) => next = next.into_iter().chain(sender.poll_timeout()).min(),
             }
         }
         let due = self.state.lock().machine.poll_timeout();

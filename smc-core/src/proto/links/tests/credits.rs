@@ -8,7 +8,7 @@ use smc_wire::cdc::CdcR;
 use smc_wire::llc::{AnnounceCredits, ByteOrder, MESSAGE_LEN};
 use smc_wire::types::AlertToken;
 
-use super::send_queue::post;
+use super::send_queue::{post, time_out};
 use super::*;
 use crate::device::OpId;
 
@@ -79,6 +79,10 @@ fn without_credits(now: Instant) -> SendQueue<u32> {
     queue
 }
 
+fn starved_since(at: Instant) -> Option<(Instant, SendTimeout)> {
+    Some((at + SEND_QUEUE_TIMEOUT, SendTimeout::Credit))
+}
+
 #[test]
 fn a_peer_that_grants_nothing_is_noticed() {
     let start = Instant::now();
@@ -89,7 +93,7 @@ fn a_peer_that_grants_nothing_is_noticed() {
     queue.queue_connection(later, 99);
     queue.queue_connection(later + SECOND, 98);
     assert!(queue.is_starved());
-    assert_eq!(queue.poll_timeout(), Some(later + SEND_QUEUE_TIMEOUT));
+    assert_eq!(time_out(&queue), starved_since(later));
     queue.received(later, 2).unwrap();
     assert_eq!(queue.poll_timeout(), None);
     assert_eq!(post(&mut queue, later), Some(Posted::Cdc(99)));
@@ -107,7 +111,7 @@ fn a_peer_that_grants_a_few_and_then_nothing_is_noticed() {
     assert_eq!(queue.received(later, 5), Ok(true));
     let sent = std::iter::from_fn(|| post(&mut queue, later));
     assert_eq!(sent.count(), 5);
-    assert_eq!(queue.poll_timeout(), Some(later + SEND_QUEUE_TIMEOUT));
+    assert_eq!(time_out(&queue), starved_since(later));
 }
 
 #[test]
@@ -117,12 +121,47 @@ fn a_connection_does_not_wait_since_another_one_did() {
     queue.queue_connection(start, 99);
     queue.queue_connection(start, 98);
     queue.remove_connection(98);
-    assert_eq!(queue.poll_timeout(), Some(start + SEND_QUEUE_TIMEOUT));
+    assert_eq!(time_out(&queue), starved_since(start));
     queue.remove_connection(99);
     assert_eq!(queue.poll_timeout(), None, "none waits any more");
     let later = start + 20 * SECOND;
     queue.queue_connection(later, 97);
-    assert_eq!(queue.poll_timeout(), Some(later + SEND_QUEUE_TIMEOUT));
+    assert_eq!(time_out(&queue), starved_since(later));
+}
+
+#[test]
+fn time_in_which_this_process_was_stopped_does_not_count() {
+    let mut now = Instant::now();
+    let mut queue = without_credits(now);
+    queue.queue_connection(now, 99);
+    for _ in 0..9 {
+        now += SECOND;
+        assert_eq!(queue.handle_timeout(now), Ok(()));
+    }
+    now += 60 * SECOND;
+    assert_eq!(queue.handle_timeout(now), Ok(()), "a grant may be there");
+    assert_eq!(time_out(&queue), Some((now + SECOND, SendTimeout::Credit)));
+    queue.received(now, 1).unwrap();
+    assert_eq!(time_out(&queue), None);
+}
+
+#[test]
+fn one_credit_at_a_time_is_enough() {
+    let mut now = Instant::now();
+    let mut queue = without_credits(now);
+    for conn in 100..120 {
+        (conn..120).for_each(|conn| queue.queue_connection(now, conn));
+        for _ in 0..9 {
+            now += SECOND;
+            assert_eq!(queue.handle_timeout(now), Ok(()));
+        }
+        now += SECOND * 9 / 10;
+        assert_eq!(queue.received(now, 1), Ok(true));
+        assert_eq!(post(&mut queue, now), Some(Posted::Cdc(conn)));
+        assert_eq!(post(&mut queue, now), None);
+        let last = queue.last_outstanding().unwrap();
+        queue.completed(now, last).for_each(drop);
+    }
 }
 
 #[test]

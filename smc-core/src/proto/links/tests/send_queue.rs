@@ -14,6 +14,17 @@ pub(super) fn post(slots: &mut SendQueue<u32>, now: Instant) -> Option<Posted<u3
     Some(what)
 }
 
+/// Calls a queue whenever it wants to be called, until the link has to be taken down.
+pub(super) fn time_out(queue: &SendQueue<u32>) -> Option<(Instant, SendTimeout)> {
+    let mut queue = queue.clone();
+    while let Some(at) = queue.poll_timeout() {
+        if let Err(why) = queue.handle_timeout(at) {
+            return Some((at, why));
+        }
+    }
+    None
+}
+
 #[test]
 fn messages_go_first_and_connections_in_turn() {
     let now = Instant::now();
@@ -176,10 +187,12 @@ fn a_link_that_is_stuck_is_noticed() {
     while post(&mut slots, now).is_some() {}
     assert_eq!(slots.poll_timeout(), None, "connections may wait");
     slots.queue_message(now, OpTag(1), vec![0; 44]).unwrap();
-    assert_eq!(slots.poll_timeout(), Some(now + SEND_QUEUE_TIMEOUT));
+    let expected = (now + SEND_QUEUE_TIMEOUT, SendTimeout::Completion);
+    assert_eq!(time_out(&slots), Some(expected));
     let later = now + SECOND;
     slots.completed(later, OpId(1)).for_each(drop);
-    assert_eq!(slots.poll_timeout(), Some(later + SEND_QUEUE_TIMEOUT));
+    let expected = (later + SEND_QUEUE_TIMEOUT, SendTimeout::Completion);
+    assert_eq!(time_out(&slots), Some(expected));
     post(&mut slots, later);
     assert_eq!(slots.poll_timeout(), None);
 }
