@@ -1,5 +1,6 @@
 //! Receivers that take no messages for a while: what waits where, and what is counted.
 
+use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -199,6 +200,28 @@ fn a_stopped_receiver_costs_each_connection_its_buffer_and_no_more() {
         }
         let queue = only_queue(&client).stats;
         assert!(queue.waiting_max <= CONNECTIONS + 20, "{queue:?}");
+    });
+}
+
+#[test]
+fn a_vectored_write_replaces_no_message_of_its_own() {
+    let world = RdmaWorld::new(106);
+    let (client, server, _) = hosts(&world, |builder| builder);
+    world.block_on(async {
+        let listener = server.bind(SERVER).await.expect("a free port");
+        let (mut sender, mut receiver) = connect(&client, &listener).await;
+        // More than its buffer has, so that some of it is around the end.
+        for _ in 0..100 {
+            let data = patterned(10_000);
+            let mut parts = data.chunks(7).map(IoSlice::new).collect::<Vec<_>>();
+            let mut left = &mut *parts;
+            while !left.is_empty() {
+                let count = sender.write_vectored(left).await.expect("it is open");
+                IoSlice::advance_slices(&mut left, count);
+            }
+            expect(&mut receiver, &data).await;
+        }
+        assert_eq!(only_queue(&client).stats.coalesced, 0);
     });
 }
 

@@ -67,22 +67,25 @@ impl RdmaConn {
         let mut tx = self.tx.lock();
         let Some(bound) = &mut tx.bound else { return 0 };
         let transmit = &mut bound.transmit;
-        let element = &self.staging.element;
+        let staging = &self.staging;
+        let (start, space) = (len_usize(transmit.at()), len_usize(transmit.space()));
+        let size = len_usize(staging.size.ring_r().size());
         let mut done = 0;
         for buf in bufs {
-            let part = &buf[..buf.len().min(len_usize(transmit.space()))];
+            let part = &buf[..buf.len().min(space - done)];
             if part.is_empty() {
                 continue;
             }
             // The ring has the size that the machine assumes.
-            if element.write(len_usize(transmit.at()), part).is_err() {
+            let at = (start + done) % size;
+            if staging.element.write(at, part).is_err() {
                 break;
             }
-            let taken = len_usize(transmit.stage(len_u32(part.len())));
-            done += taken;
-            if taken < part.len() {
-                break;
-            }
+            done += part.len();
+        }
+        // At once: it is one change, whatever its parts.
+        if done > 0 {
+            done = len_usize(transmit.stage(len_u32(done)));
         }
         let is_sooner = |persist_timer: &mut PersistTimer| persist_timer.restart(self.group.now());
         let is_sooner = tx.persist_timer.as_mut().is_some_and(is_sooner);
