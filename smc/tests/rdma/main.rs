@@ -15,6 +15,11 @@ mod hostile;
 mod interceptor;
 mod ipv6;
 mod links;
+#[cfg(feature = "tracing")]
+#[path = "../tracing/log.rs"]
+#[allow(dead_code, reason = "other tests use more of it")]
+#[allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
+mod log;
 mod memory;
 mod networks;
 mod relayed;
