@@ -50,9 +50,14 @@ const WRITE: u32 = SEND + 1;
 
 /// Completions that were taken and are not handed out: receives of theirs are posted again,
 /// whatever handling the messages takes. Kept between drains for its memory.
-pub(crate) type Taken = Vec<(Arc<Core>, Event)>;
+#[derive(Debug, Default)]
+pub(crate) struct Taken {
+    events: Vec<(Arc<Core>, Event)>,
+    /// How often some were handed out.
+    rounds: u64,
+}
 
-/// Most of them: what a link has of receives, unless set.
+/// Most of them, unless links have more receives than usual.
 const TAKEN_MAX: usize = RECEIVES as usize;
 
 /// Passes on everything that the completion queues have.
@@ -60,12 +65,11 @@ const TAKEN_MAX: usize = RECEIVES as usize;
 /// What was received comes first: why a link was flushed is among the posts, and there by then.
 pub(crate) fn drain(
     parts: &Parts,
-    number: u64,
     taken: &mut Taken,
     sink: &mut dyn FnMut(Event),
 ) -> Result<(), DeviceError> {
     let undrained = parts.links.undrained();
-    let mut visit = Visit::new(parts, number, taken);
+    let mut visit = Visit::new(parts, taken);
     let depths = parts.depths;
     let received = visit.queue(&parts.receives, depths.receive_completions(), sink)?;
     let sent = visit.queue(&parts.sends, depths.send_completions(), sink)?;
@@ -79,11 +83,10 @@ pub(crate) fn drain(
 /// Passes on everything that the queue of receives has.
 pub(crate) fn drain_receives(
     parts: &Parts,
-    number: u64,
     taken: &mut Taken,
     sink: &mut dyn FnMut(Event),
 ) -> Result<(), DeviceError> {
-    let mut visit = Visit::new(parts, number, taken);
+    let mut visit = Visit::new(parts, taken);
     visit.queue(&parts.receives, parts.depths.receive_completions(), sink)?;
     visit.end();
     Ok(())
@@ -92,7 +95,6 @@ pub(crate) fn drain_receives(
 /// One round through the queue.
 struct Visit<'a> {
     parts: &'a Parts,
-    number: u64,
     /// The link of the completion before, which is often that of the next.
     link: Option<Arc<Core>>,
     /// Links whose requests were flushed. The reason may be in a completion further behind.
@@ -101,10 +103,9 @@ struct Visit<'a> {
 }
 
 impl<'a> Visit<'a> {
-    fn new(parts: &'a Parts, number: u64, taken: &'a mut Taken) -> Self {
+    fn new(parts: &'a Parts, taken: &'a mut Taken) -> Self {
         Self {
             parts,
-            number,
             link: None,
             flushed: Vec::new(),
             taken,
@@ -119,6 +120,7 @@ impl<'a> Visit<'a> {
         sink: &mut dyn FnMut(Event),
     ) -> Result<bool, DeviceError> {
         let mut batch = [Completion::default(); BATCH];
+        let most = TAKEN_MAX.max(self.parts.depths.receives as usize);
         // All that was there at the start has been handed out after this many; what came later
         // rings.
         let mut polls = 0..=depth / BATCH as u32;
@@ -136,7 +138,7 @@ impl<'a> Visit<'a> {
             if count < BATCH {
                 break Ok(true);
             }
-            if self.taken.len() + BATCH > TAKEN_MAX {
+            if self.taken.events.len() + BATCH > most {
                 self.hand_out(sink);
             }
         };
@@ -146,7 +148,8 @@ impl<'a> Visit<'a> {
 
     /// Hands out what was taken, in its order. Users may have closed a link meanwhile.
     fn hand_out(&mut self, sink: &mut dyn FnMut(Event)) {
-        for (link, event) in self.taken.drain(..) {
+        self.taken.rounds = self.taken.rounds.wrapping_add(1);
+        for (link, event) in self.taken.events.drain(..) {
             if !link.is_down() {
                 sink(event);
             }
@@ -165,13 +168,13 @@ impl<'a> Visit<'a> {
         let name = link.qpn;
         let failure = match (completion.status, work) {
             (status::IBV_WC_SUCCESS, Work::Receive(index)) => {
-                match link.received(index, completion.len, self.number) {
+                match link.received(index, completion.len, self.taken.rounds) {
                     Ok(message) => {
                         let received = Event::Received {
                             link: name,
                             message,
                         };
-                        return self.taken.push((Arc::clone(link), received));
+                        return self.taken.events.push((Arc::clone(link), received));
                     }
                     Err(failure) => failure,
                 }
@@ -179,7 +182,7 @@ impl<'a> Visit<'a> {
             (status::IBV_WC_SUCCESS, Work::Send) => {
                 if let Some(op) = link.complete_oldest() {
                     let completed = Event::Completed { link: name, op };
-                    self.taken.push((Arc::clone(link), completed));
+                    self.taken.events.push((Arc::clone(link), completed));
                 }
                 return;
             }

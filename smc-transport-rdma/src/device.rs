@@ -192,7 +192,7 @@ impl RdmaDevice {
         let ready = std::mem::take(&mut consumer.ready);
         if ready.asynchronous || ready.nodes {
             // What links received and acknowledged before they failed comes first.
-            completion::drain(&self.parts, consumer.drains, &mut consumer.taken, sink)?;
+            completion::drain(&self.parts, &mut consumer.taken, sink)?;
         }
         if ready.asynchronous || self.parts.is_port_change_pending.load(Ordering::Relaxed) {
             async_events::drain(&self.parts, sink)?;
@@ -203,11 +203,11 @@ impl RdmaDevice {
         if self.parts.is_gone() {
             return Ok(());
         }
-        completion::drain(&self.parts, consumer.drains, &mut consumer.taken, sink)?;
+        completion::drain(&self.parts, &mut consumer.taken, sink)?;
         if self.parts.has_stopped() {
             // The peer takes for delivered what a link has acknowledged. That is in the queue once
             // its queue pair is stopped, and would be lost behind the report.
-            completion::drain_receives(&self.parts, consumer.drains, &mut consumer.taken, sink)?;
+            completion::drain_receives(&self.parts, &mut consumer.taken, sink)?;
             self.parts.report_stopped(sink);
         }
         Ok(())

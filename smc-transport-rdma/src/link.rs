@@ -62,10 +62,41 @@ struct LinkQueue {
     posted: u32,
     posted_long: u32,
     long: u32,
-    /// Receive buffers used in one drain, and the least number that was left.
-    drain: u64,
+    level: ReceiveLevel,
+}
+
+/// The lowest number of posted receives.
+///
+/// What has completed is not posted. Taking it out of the queue and posting it again is much faster
+/// than handling the messages, so all of a link that is taken in one round was used at once, and
+/// the next round begins with all receives posted. A round takes at least as many completions as a
+/// link has receives: those of several links that are late at once may be in two rounds, and fewer
+/// receives have been left then.
+#[derive(Debug)]
+struct ReceiveLevel {
+    round: u64,
     used: u32,
-    receives_low: u32,
+    low: u32,
+}
+
+impl ReceiveLevel {
+    const fn new(receives: u32) -> Self {
+        Self {
+            round: 0,
+            used: 0,
+            low: receives,
+        }
+    }
+
+    /// A receive, of so many, was taken out of the queue in this round.
+    fn take(&mut self, round: u64, receives: u32) {
+        if self.round != round {
+            self.round = round;
+            self.used = 0;
+        }
+        self.used = self.used.saturating_add(1);
+        self.low = self.low.min(receives.saturating_sub(self.used));
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -112,9 +143,7 @@ impl Core {
                 posted: 0,
                 posted_long: 0,
                 long: 0,
-                drain: 0,
-                used: 0,
-                receives_low: depths.receives,
+                level: ReceiveLevel::new(depths.receives),
             }),
             failed: AtomicBool::new(false),
             buffers: Arc::new(buffers),
@@ -160,7 +189,7 @@ impl Core {
         &self,
         index: u32,
         len: u32,
-        drain: u64,
+        round: u64,
     ) -> Result<Inbound, LinkFailure> {
         let message = self.buffers.message(index, len)?;
         if self.is_stopped() {
@@ -176,13 +205,7 @@ impl Core {
             self.parts.stop_link(self, LinkFailure::QueuePair(why));
             return Ok(message);
         }
-        if queue.drain != drain {
-            queue.drain = drain;
-            queue.used = 0;
-        }
-        queue.used += 1;
-        let left = self.buffers.receives.saturating_sub(queue.used);
-        queue.receives_low = queue.receives_low.min(left);
+        queue.level.take(round, self.buffers.receives);
         Ok(message)
     }
 
@@ -416,7 +439,7 @@ impl Link for Handle {
 
     fn counters(&self) -> LinkCounters {
         let mut counters = LinkCounters::default();
-        counters.receives_low = Some(self.0.queue.lock().receives_low);
+        counters.receives_low = Some(self.0.queue.lock().level.low);
         counters
     }
 }
@@ -500,6 +523,21 @@ mod tests {
 
     use super::*;
     use crate::{Builder, RdmaDevice, probe};
+
+    #[test]
+    fn receives_that_were_posted_again_do_not_count_as_used() {
+        let mut level = ReceiveLevel::new(128);
+        (0..5).for_each(|_| level.take(1, 128));
+        // However much comes while messages are handled.
+        for round in 2..1000 {
+            level.take(round, 128);
+        }
+        assert_eq!(level.low, 123);
+        (0..128).for_each(|_| level.take(1000, 128));
+        assert_eq!(level.low, 0);
+        level.take(1001, 128);
+        assert_eq!(level.low, 0, "the lowest so far");
+    }
 
     #[test]
     fn links_have_the_traffic_class_of_their_device() {
