@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Weak};
 
-use smc_wire::cdc::{CdcR, ProducerWord, StateFlags};
+use smc_wire::cdc::{CdcR, ProducerFlags, ProducerWord, StateFlags};
 
 use super::super::super::device_driver::AfterDrain;
 use super::super::len_u32;
@@ -302,9 +302,19 @@ impl Rx {
     }
 
     fn hold(&mut self, received: ReceivedCdc) {
+        let is_validation = |received: &ReceivedCdc| {
+            let flags = received.cdc.producer_flags;
+            flags.contains(ProducerFlags::FAILOVER_VALIDATION)
+        };
         if self.held.len() >= HELD_MAX {
-            // Each message includes the state of those before it.
-            self.held.pop_back();
+            // Each message includes the state of those before it. A validation has none, and asks
+            // for the last one that has.
+            let last = self.held.pop_back();
+            if let Some(last) = last.filter(|last| is_validation(&received) && !is_validation(last))
+            {
+                self.held.pop_back();
+                self.held.push_back(last);
+            }
         }
         self.held.push_back(received);
     }
@@ -377,5 +387,34 @@ mod tests {
         }
         assert!(matches!(last, Some(Ok(Arrival::Update(_)))));
         assert!(!rx.end_search(), "it has come");
+    }
+
+    #[test]
+    fn a_validation_takes_no_place_of_the_message_that_it_asks_for() {
+        let token = AlertToken::new(7).expect("a token there is");
+        let ring = Ring::new(1000).expect("a size there is");
+        let mut rx = Rx {
+            arrivals: Some(Arrivals::new(ring, ring)),
+            ..Rx::default()
+        };
+        let mut receive = |cdc| {
+            let link = LinkId(1);
+            rx.receive(ReceivedCdc { cdc, link }).is_some()
+        };
+        assert!(receive(CdcR::failover(1, token)), "it counts as missed");
+        // More than are held. The peer moves to another link, and to yet another one.
+        for sequence in 2..100 {
+            assert!(!receive(CdcR::new(sequence, token)));
+        }
+        for _ in 0..2 {
+            assert!(!receive(CdcR::failover(99, token)));
+        }
+        assert!(receive(CdcR::new(1, token)));
+        let mut last = None;
+        while let Some(next) = rx.next_held() {
+            assert!(!matches!(next.arrival, Ok(Arrival::Missed { .. })));
+            last = Some(next.arrival);
+        }
+        assert!(matches!(last, Some(Ok(Arrival::Validated))));
     }
 }
