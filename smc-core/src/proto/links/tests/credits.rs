@@ -199,58 +199,95 @@ fn messages_say_what_they_grant() {
 }
 
 /// No message finds the receive queue empty, nothing that waits is forgotten, and everything
-/// arrives in order, whatever is lost with a link.
+/// arrives in order, whatever is lost with a link. No link times out.
 #[test]
 fn simulation_of_credits() {
-    let (mut waits, mut announcements) = (0, 0);
+    let (mut waits, mut long_waits, mut announcements) = (0, 0, 0);
     for seed in 0..SCHEDULES {
         let mut ends = Ends::new(seed);
         ends.run(40);
         ends.finish();
         waits += ends.waits;
+        long_waits += ends.long_waits;
         announcements += ends.announcements;
     }
     // Otherwise it would prove little.
     assert!(waits > SCHEDULES / 4, "{waits} waits for credits");
+    assert!(long_waits > SCHEDULES / 100, "{long_waits} of seconds");
     assert!(
         announcements > SCHEDULES / 4,
         "{announcements} announcements"
     );
 }
 
-/// A peer that sends and grants what it likes is refused or not, and this side never has more
-/// messages under way than it was granted.
+/// A peer that takes no messages any more is given up after ten seconds.
+#[test]
+fn simulation_of_peers_that_grant_nothing() {
+    let mut given_up = 0;
+    for seed in 0..SCHEDULES / 10 {
+        let mut ends = Ends::new(seed);
+        let steps = below(&mut ends.rng, 20);
+        ends.run(steps);
+        given_up += u64::from(ends.is_given_up_by_first());
+    }
+    assert_eq!(given_up, SCHEDULES / 10);
+}
+
+/// A peer that sends and grants what it likes is refused when it sends without a credit or grants
+/// too many, and not before; and this side never has more messages under way than it was granted.
 #[test]
 fn simulation_of_lying_peers() {
     let now = Instant::now();
+    let (mut overdrawn, mut too_many) = (0, 0);
     for seed in 0..SCHEDULES / 10 {
         let mut rng = Rng::new(seed);
         let mut queue = SendQueue::with_credits(Credits::new(below(&mut rng, 300)));
-        let (mut granted, mut sent, mut op) = (INITIAL_CREDITS, 0, 0);
-        for _ in 0..rng.below(200) {
-            match rng.below(3) {
-                0 => {
-                    let grants = match below(&mut rng, 10) {
+        let (mut granted, mut sent, mut received) = (INITIAL_CREDITS, 0, 0);
+        // Some send much before this side comes to send.
+        let kinds = 3 + rng.below(40);
+        for _ in 0..rng.below(300) {
+            match rng.below(kinds) {
+                2.. => {
+                    let grants = match rng.below(100) {
                         0 => below(&mut rng, u32::from(u16::MAX)),
-                        few => few,
+                        _ => below(&mut rng, 10),
                     };
-                    if queue.received(now, grants).is_err() {
+                    // All that it was ever granted.
+                    let peer_granted =
+                        u64::from(INITIAL_CREDITS) + queue.counters().credits_granted;
+                    let is_overdrawn = received == peer_granted;
+                    let expected = match granted - sent + grants > CREDITS_MAX {
+                        _ if is_overdrawn => Err(CreditError::Overdrawn),
+                        true => Err(CreditError::TooMany),
+                        false => Ok(()),
+                    };
+                    let result = queue.received(now, grants).map(drop);
+                    assert_eq!(result, expected, "seed {seed}");
+                    match result {
+                        Err(CreditError::Overdrawn) => overdrawn += 1,
+                        Err(CreditError::TooMany) => too_many += 1,
+                        Ok(()) => {}
+                    }
+                    if result.is_err() {
                         break;
                     }
+                    received += 1;
                     granted += grants;
                 }
                 1 => queue.queue_connection(now, below(&mut rng, 300)),
-                _ => {
+                0 => {
                     while post(&mut queue, now).is_some() {
                         sent += 1;
-                        op += 1;
-                        queue.completed(now, OpId(op)).for_each(drop);
+                        queue.completed(now, OpId(u64::from(sent))).for_each(drop);
                     }
                 }
             }
             assert!(sent <= granted, "seed {seed}");
         }
     }
+    // Otherwise it would prove little.
+    assert!(overdrawn > SCHEDULES / 100, "{overdrawn} without a credit");
+    assert!(too_many > SCHEDULES / 100, "{too_many} with too many");
 }
 
 fn below(rng: &mut Rng, end: u32) -> u32 {
@@ -281,6 +318,8 @@ struct LinkEnd {
     /// Sends that are not completed, and the number of the last that is.
     delivered: u64,
     completed: u64,
+    /// When it had last taken all that the other one had sent, and had all completions.
+    caught_up: Instant,
 }
 
 struct Ends {
@@ -289,11 +328,13 @@ struct Ends {
     now: Instant,
     ends: [LinkEnd; 2],
     waits: u64,
+    /// Steps at which a connection has waited for credits for some seconds.
+    long_waits: u64,
     announcements: u64,
 }
 
 impl LinkEnd {
-    fn new(receives: u32) -> Self {
+    fn new(receives: u32, now: Instant) -> Self {
         Self {
             queue: SendQueue::with_credits(Credits::new(receives)),
             receives,
@@ -304,6 +345,7 @@ impl LinkEnd {
             wire: VecDeque::new(),
             delivered: 0,
             completed: 0,
+            caught_up: now,
         }
     }
 
@@ -351,12 +393,14 @@ impl Ends {
     fn new(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let receives = [0; 2].map(|_: u32| 48 + below(&mut rng, 30));
+        let now = Instant::now();
         let mut ends = Self {
             seed,
             rng,
-            now: Instant::now(),
-            ends: receives.map(LinkEnd::new),
+            now,
+            ends: receives.map(|receives| LinkEnd::new(receives, now)),
             waits: 0,
+            long_waits: 0,
             announcements: 0,
         };
         // As CONFIRM LINK does.
@@ -366,6 +410,7 @@ impl Ends {
 
     fn run(&mut self, steps: u32) {
         for _ in 0..steps {
+            self.spend_time();
             let end = self.rng.below(2);
             match self.rng.below(40) {
                 0 => self.lose_link(),
@@ -378,6 +423,56 @@ impl Ends {
         }
     }
 
+    /// Time passes; no end is behind for longer than [`LATE_MAX`].
+    fn spend_time(&mut self) {
+        let longest = [0, 0, 0, 0, 100, 900][self.rng.below(6)];
+        self.now += Duration::from_millis(self.rng.below(longest + 1) as u64);
+        for end in 0..2 {
+            if self.now - self.ends[end].caught_up > LATE_MAX {
+                self.deliver_all(1 - end);
+                self.take_all(end);
+                self.complete(end);
+                self.ends[end].caught_up = self.now;
+            }
+        }
+        for end in &mut self.ends {
+            let is_due = end.queue.poll_timeout().is_some_and(|at| at <= self.now);
+            self.long_waits += u64::from(is_due && end.queue.is_starved());
+            let in_time = end.queue.handle_timeout(self.now);
+            assert_eq!(in_time, Ok(()), "seed {}", self.seed);
+        }
+    }
+
+    /// From now on the second end takes no messages. Returns whether the first one gives it up, ten
+    /// seconds after it has had no credit for the first time.
+    fn is_given_up_by_first(&mut self) -> bool {
+        self.deliver_all(1);
+        self.take_all(0);
+        let mut starved = None;
+        // More than all credits at one message a time.
+        for _ in 0..200 {
+            self.send(0);
+            self.deliver_all(0);
+            self.complete(0);
+            let queue = &mut self.ends[0].queue;
+            if queue.is_starved() {
+                starved.get_or_insert(self.now);
+            }
+            let over = queue.handle_timeout(self.now);
+            let waited = starved.map_or(Duration::ZERO, |since| self.now - since);
+            let expected = match waited < SEND_QUEUE_TIMEOUT {
+                true => Ok(()),
+                false => Err(SendTimeout::Credit),
+            };
+            assert_eq!(over, expected, "seed {}: after {waited:?}", self.seed);
+            if over.is_err() {
+                return true;
+            }
+            self.now += SECOND;
+        }
+        false
+    }
+
     /// Everything that waits is sent and arrives, if the ends do what they are told to.
     fn finish(&mut self) {
         for _ in 0..2_000 {
@@ -385,8 +480,8 @@ impl Ends {
                 break;
             }
             for end in 0..2 {
-                self.deliver(end, usize::MAX - 1);
-                self.take(end, usize::MAX - 1);
+                self.deliver_all(end);
+                self.take_all(end);
                 self.complete(end);
             }
         }
@@ -422,6 +517,18 @@ impl Ends {
             .queue_message(self.now, OpTag(0), vec![0; 44])
             .unwrap();
         self.announcements += end.pump(self.now);
+    }
+
+    fn deliver_all(&mut self, end: usize) {
+        while !self.ends[end].wire.is_empty() {
+            self.deliver(end, 40);
+        }
+    }
+
+    fn take_all(&mut self, end: usize) {
+        while !self.ends[end].received.is_empty() {
+            self.take(end, 40);
+        }
     }
 
     /// Messages of this end reach the other one, and take a receive buffer each.
@@ -510,3 +617,7 @@ impl Ends {
 }
 
 const SCHEDULES: u64 = 100_000;
+
+/// How late an honest end may be: credits can take three such times, as the ends may need some of
+/// each other, and have to be there before the time-out.
+const LATE_MAX: Duration = Duration::from_secs(2);
