@@ -97,6 +97,28 @@ fn a_request_with_early_data_is_answered_in_two_round_trips() {
 }
 
 #[test]
+fn a_request_in_the_syn_is_answered_in_one_round_trip() {
+    let world = world(1);
+    let RdmaHosts { client, server, .. } = world.hosts_with(|builder| builder.fast_open(true));
+    world.block_on(async {
+        let listener = listen(&server, REQUEST.len()).await;
+        // They make the link group, and get the cookie.
+        for _ in 0..2 {
+            drop(request(&client, &listener).await);
+            pause(&world).await;
+        }
+        for _ in 0..5 {
+            let ([ours, theirs], took) = world.timed(request(&client, &listener)).await;
+            assert!(took >= LATENCY * 2 && took < LATENCY * 3, "{took:?}");
+            let used = Features::FAST_OPEN | Features::EARLY_DATA;
+            assert!(features(&ours).contains(used) && theirs.is_early());
+            drop([ours, theirs]);
+            pause(&world).await;
+        }
+    });
+}
+
+#[test]
 fn streams_with_early_data_carry_what_follows_in_both_directions() {
     let world = RdmaWorld::new(2);
     let RdmaHosts { client, server, .. } =
