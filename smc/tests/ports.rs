@@ -13,6 +13,7 @@ use rustix::net::{AddressFamily, SocketType};
 use smc::error::FallbackCause;
 use smc::runtime::tokio::TokioRuntime;
 use smc::{Builder, Domain, Endpoint, Listener, Stream};
+use smc_core::mutex::Mutex;
 use smc_core::runtime::{Runtime, SocketOptions};
 
 use network_namespace::in_network_namespace;
@@ -20,9 +21,13 @@ use network_namespace::in_network_namespace;
 /// The ports that clients may use: so many that draws do not find the last ones.
 const PORTS: std::ops::RangeInclusive<u16> = 40_000..=43_999;
 
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
 /// Runs `test` on a thread in a network namespace with these ports for clients. Says why if that
 /// cannot be.
 fn with_few_ports(test: impl AsyncFnOnce() + Send + 'static) {
+    // The library knows one range in a process.
+    let _one_at_a_time = ONE_AT_A_TIME.lock();
     in_network_namespace(move || {
         set_port_range(*PORTS.start(), *PORTS.end());
         // What is left of ended connections stays.
