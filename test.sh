@@ -247,26 +247,18 @@ step_wire() {
 
 step each integration network? "streams, negotiation, devices and tools, each in their own processes"
 step_integration() {
-    local name names=([0]= [1]=) part=0 pids=() logs failed=0
+    local name halves=([0]= [1]=) half=0
+    # Names that several crates have are tests of all of them.
     for name in $(tests_of smc smc-core support/* smc-transport-loop smc-transport-ism \
-        smc-testkit smc-tools examples); do
+        smc-testkit smc-tools examples | sort -u); do
         [[ ! $name =~ ^--test=(conformance|model|kill|endings|checked_copies)$ ]] || continue
-        names[part]+=" $name"
-        part=$((1 - part))
+        halves[half]+=" $name"
+        half=$((1 - half))
     done
-    quiet 1800 cargo test "${locked[@]}" "${ALL[@]}" --no-run -q ${names[*]}
-    # Two at a time: they wait more than they compute.
-    logs=$(mktemp -d "$scratch/logs.XXXXXX")
-    for part in 0 1; do
-        (verdicts 1200 cargo test "${locked[@]}" "${ALL[@]}" --no-fail-fast ${names[part]} \
-            -- --show-output) >"$logs/$part" 2>&1 &
-        pids+=($!)
-    done
-    for part in 0 1; do
-        wait "${pids[part]}" || failed=1
-        cat "$logs/$part"
-    done
-    return "$failed"
+    local test="cargo test ${locked[*]} ${ALL[*]}"
+    quiet 1800 $test --no-run -q ${halves[*]}
+    # They wait more than they compute.
+    at_once "verdicts 1200 $test --no-fail-fast" "${halves[@]/%/ -- --show-output}"
 }
 
 step each conformance - "every device against the conformance suite"
@@ -448,7 +440,8 @@ step_interop() {
     done
     quiet 1800 cargo build "${locked[@]}" "${ALL[@]}" -q --bins "${AS_TESTS[@]}"
     bounded 300 "${guest[@]}" "$TARGET/debug/smc" demo --transport rdma --size 8M --rounds 1
-    at_once 600 "$PROGRAMS/interop" "soak --failovers 2" "sockets $TARGET/debug/smc" early wire-image
+    at_once "bounded 600 $PROGRAMS/interop" "soak --failovers 2" "sockets $TARGET/debug/smc" early \
+        wire-image
     bounded 60 "$PROGRAMS/interop" hosts --client here --server here --address 127.0.0.1 \
         --pair tcp-tcp --report "$scratch/hosts" echo many-50
     bounded 1500 "$PROGRAMS/interop" run --labs 4 --role client --role server --role pair
@@ -534,20 +527,19 @@ bounded() {
     return "$status"
 }
 
-# LIMIT PROGRAM ARGUMENTS...: runs PROGRAM with each of ARGUMENTS, all at once, and shows what they
-# print one after the other. For what waits more than it computes.
+# COMMAND ARGUMENTS...: runs COMMAND with each of ARGUMENTS, all at once, and shows what they print
+# one after the other. For what waits more than it computes. Both are words with spaces between them.
 at_once() {
-    local limit=$1 program=$2 logs pids=() at failed=0
-    shift 2
+    local command=$1 logs pids=() at failed=0
+    shift
     logs=$(mktemp -d "$scratch/logs.XXXXXX")
     for at in $(seq $#); do
-        # The words of the arguments.
-        (bounded "$limit" "$program" ${!at}) >"$logs/$at" 2>&1 &
+        ($command ${!at}) >"$logs/$at" 2>&1 &
         pids+=($!)
     done
     for at in $(seq $#); do
         wait "${pids[at - 1]}" || failed=1
-        printf '$ %s %s\n' "$program" "${!at}"
+        printf '$ %s %s\n' "$command" "${!at}"
         cat "$logs/$at"
     done
     return "$failed"

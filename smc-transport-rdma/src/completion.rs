@@ -121,6 +121,7 @@ impl<'a> Visit<'a> {
     ) -> Result<bool, DeviceError> {
         let mut batch = [Completion::default(); BATCH];
         let most = TAKEN_MAX.max(self.parts.depths.receives as usize);
+        let most = most.next_multiple_of(BATCH);
         // All that was there at the start has been handed out after this many; what came later
         // rings.
         let mut polls = 0..=depth / BATCH as u32;

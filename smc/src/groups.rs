@@ -133,6 +133,11 @@ impl Groups {
         member.map(|member| self.membership(member))
     }
 
+    /// The values negotiated for the group that could be joined now.
+    pub(crate) fn terms(&self, key: GroupKey) -> Option<GroupTerms> {
+        self.shared.lock().registry.terms(key)
+    }
+
     fn membership(self: &Arc<Self>, member: Member) -> Membership {
         Membership {
             groups: Arc::clone(self),

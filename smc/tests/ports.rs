@@ -26,7 +26,7 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// Runs `test` on a thread in a network namespace with these ports for clients. Says why if that
 /// cannot be.
 fn with_few_ports(test: impl AsyncFnOnce() + Send + 'static) {
-    // The library knows one range in a process.
+    // The library reads the range with the first connect of a process.
     let _one_at_a_time = ONE_AT_A_TIME.lock();
     in_network_namespace(move || {
         set_port_range(*PORTS.start(), *PORTS.end());
@@ -36,8 +36,20 @@ fn with_few_ports(test: impl AsyncFnOnce() + Send + 'static) {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build();
-        runtime.expect("tokio starts").block_on(test());
+        runtime.expect("tokio starts").block_on(async {
+            read_range().await;
+            test().await;
+        });
     });
+}
+
+/// Has the library read the range, by a connect that is refused.
+async fn read_range() {
+    let nowhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+    let runtime = TokioRuntime::current().expect("it runs");
+    let options = SocketOptions::default();
+    let refused = runtime.connect(nowhere, &options, &mut |_| Ok(())).await;
+    refused.expect_err("nothing listens there");
 }
 
 fn set(name: &str, value: &str) {

@@ -163,12 +163,13 @@ fn a_user_has_one_share_of_mappings_in_all_devices_of_a_process() {
     victim.accept_of(&[attacker]);
     assert_eq!(victim.device.peers(), 1);
     let memory = sealed(LEN as u64);
-    let token = hostile.offer_usual(0, &memory);
+    let mut slots = 0..;
     let mut of_others = Vec::new();
     let is_exhausted = |error: Option<DeviceError>| matches!(error, Some(DeviceError::Exhausted));
     // What other tests give back is added to the share.
     let are_refused = || {
         of_others.extend(std::iter::from_fn(|| mappings::take(attacker).ok()));
+        let token = hostile.offer_usual(slots.next().unwrap(), &memory);
         is_exhausted(victim.try_attach(gid, token).err())
             && is_exhausted(block_on(victim.device.register(gid, LEN)).err())
     };
@@ -181,7 +182,7 @@ fn a_user_has_one_share_of_mappings_in_all_devices_of_a_process() {
     helper.finish();
 
     drop(of_others);
-    let token = hostile.offer_usual(1, &memory);
+    let token = hostile.offer_usual(slots.next().unwrap(), &memory);
     victim.attach(gid, token);
     victim.register(gid);
 }

@@ -276,9 +276,6 @@ pub(super) fn has_fast_open(
             }
         }
     };
-    let membership = endpoint.groups.join_now(key);
-    membership.is_some_and(|membership| match membership.member {
-        Member::Joined { terms, .. } => terms.vendor_features.contains(Features::FAST_OPEN),
-        Member::Created(_) => false,
-    })
+    let terms = endpoint.groups.terms(key);
+    terms.is_some_and(|terms| terms.vendor_features.contains(Features::FAST_OPEN))
 }

@@ -21,7 +21,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use nix::libc;
@@ -34,7 +34,6 @@ use rustix::net::{SocketType, sockopt};
 
 use super::net::{local_addr, socket, stream};
 use super::{BeforeConnect, SocketOptions, Unconnected};
-use crate::mutex::Mutex;
 
 /// A socket on which `connect` was called.
 #[derive(Debug)]
@@ -80,9 +79,6 @@ pub(super) fn start(
             may_change,
         } = match bound {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && options.local.is_none() => {
-                if !is_last && update_ports() {
-                    continue;
-                }
                 return start_unannounced(to, options, before);
             }
             bound => bound?,
@@ -291,7 +287,7 @@ fn with_port(mut addr: SocketAddr, port: u16) -> SocketAddr {
 }
 
 /// The system's range of client ports.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 struct Ports {
     range: RangeInclusive<u16>,
     reserved: Vec<RangeInclusive<u16>>,
@@ -309,28 +305,16 @@ impl Ports {
     }
 }
 
-/// The ports of the system, as they were when they were last read; `None` while they cannot be, as
-/// without a descriptor.
-fn ports() -> Option<Arc<Ports>> {
-    let mut known = PORTS.lock();
-    if known.is_none() {
-        *known = read_ports().map(Arc::new);
+/// The ports of the system, as they were when they could first be read; `None` while they cannot,
+/// as without a descriptor.
+fn ports() -> Option<&'static Ports> {
+    static PORTS: OnceLock<Ports> = OnceLock::new();
+    if let Some(known) = PORTS.get() {
+        return Some(known);
     }
-    known.clone()
+    let read = read_ports()?;
+    Some(PORTS.get_or_init(|| read))
 }
-
-/// Reads the ports again, which an administrator may have changed. Returns whether they are others.
-fn update_ports() -> bool {
-    let Some(now) = read_ports() else {
-        return false;
-    };
-    let mut known = PORTS.lock();
-    let has_changed = known.as_deref() != Some(&now);
-    *known = Some(Arc::new(now));
-    has_changed
-}
-
-static PORTS: Mutex<Option<Arc<Ports>>> = Mutex::new(None);
 
 fn read_ports() -> Option<Ports> {
     let read = |name| std::fs::read_to_string(format!("/proc/sys/net/ipv4/{name}"));

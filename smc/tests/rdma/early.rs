@@ -525,7 +525,6 @@ fn data_that_a_relay_sends_beside_the_connection_is_not_delivered_by_both() {
     });
 }
 
-/// SMC-D goes first. The PROPOSAL depends on the connection, as the RDMA devices do.
 #[test]
 fn early_data_is_delivered_once_where_the_server_has_memory_for_one_connection() {
     let world = world(1);
@@ -553,6 +552,7 @@ fn early_data_is_delivered_once_where_the_server_has_memory_for_one_connection()
     });
 }
 
+/// SMC-D goes first. The PROPOSAL depends on the connection, as the RDMA devices do.
 #[test]
 fn early_data_goes_over_smc_d_where_the_hosts_have_both() {
     let world = world(12);

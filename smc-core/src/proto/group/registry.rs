@@ -325,6 +325,16 @@ impl Registry {
         None
     }
 
+    /// The values negotiated for the group that a client would join now.
+    #[must_use]
+    pub fn terms(&self, key: GroupKey) -> Option<GroupTerms> {
+        let usable = self.keys.get(&key)?.usable.values().rev();
+        usable
+            .filter_map(|group| self.groups.get(group))
+            .find(|entry| entry.terms.is_some() && entry.state.clone().join().is_ok())?
+            .terms
+    }
+
     /// Creates a group as a server, within the limits of first contacts: the client of SMC-R may
     /// never confirm, and until the timeout it uses a link and a buffer.
     fn create_within_limit(&mut self, key: GroupKey) -> Result<Member, NoGroup> {

@@ -72,12 +72,15 @@ struct Share {
 }
 
 /// How long something has waited, in steps: a process that was stopped meanwhile could neither see
-/// that it is over, nor grant the peer what it needs for that.
+/// that it is over, nor grant the peer what it needs for that. So the time in which it was stopped
+/// counts as one step, and as none where that would be the last one.
 #[derive(Clone, Copy, Debug)]
 struct Wait {
     counted: Duration,
     /// The end of the present step.
     next: Instant,
+    /// The last step was noticed late, and counted as none.
+    is_extended: bool,
 }
 
 impl Wait {
@@ -85,15 +88,18 @@ impl Wait {
         Self {
             counted: Duration::ZERO,
             next: after_step(now),
+            is_extended: false,
         }
     }
 
-    /// The end of a step may have come. One that is noticed late by another one does not count.
-    /// Returns whether this was too long.
+    /// The end of a step may have come. Returns whether this was too long.
     fn count(&mut self, now: Instant) -> bool {
         if now >= self.next {
-            if now < after_step(self.next) {
-                self.counted = self.counted.saturating_add(WAIT_STEP);
+            let counted = self.counted.saturating_add(WAIT_STEP);
+            let is_late = now >= after_step(self.next);
+            self.is_extended = is_late && counted >= SEND_QUEUE_TIMEOUT && !self.is_extended;
+            if !self.is_extended {
+                self.counted = counted;
             }
             self.next = after_step(now);
         }
@@ -165,7 +171,7 @@ pub const WAITING_MAX: usize = 1024;
 pub enum SendTimeout {
     /// A message of the link group for the completion of a post.
     Completion,
-    /// A connection for a receive credit.
+    /// A connection, or a message of the link group, for a receive credit.
     Credit,
 }
 
@@ -517,12 +523,13 @@ impl<C: Copy + Eq + Hash> SendQueue<C> {
     ///
     /// The link has to be taken down: for [`SEND_QUEUE_TIMEOUT`] no post was completed although
     /// messages wait, or the peer has granted no receive credit although connections do. Time in
-    /// which this was not called for two seconds does not count, as while the process was stopped.
+    /// which this was not called counts as a second, as while the process was stopped.
     pub fn handle_timeout(&mut self, now: Instant) -> Result<(), SendTimeout> {
         let is_over = |wait: &mut Option<Wait>| wait.as_mut().is_some_and(|wait| wait.count(now));
         let (is_stalled, is_starved) = (is_over(&mut self.stalled), is_over(&mut self.starved));
         match (is_stalled, is_starved) {
             (_, true) => Err(SendTimeout::Credit),
+            (true, false) if self.last_outstanding().is_none() => Err(SendTimeout::Credit),
             (true, false) => Err(SendTimeout::Completion),
             (false, false) => Ok(()),
         }

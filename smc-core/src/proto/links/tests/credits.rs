@@ -146,6 +146,16 @@ fn time_in_which_this_process_was_stopped_does_not_count() {
 }
 
 #[test]
+fn a_process_that_always_looks_late_gives_a_link_up_as_well() {
+    let start = Instant::now();
+    let mut queue = without_credits(start);
+    queue.queue_connection(start, 99);
+    let looks = (1..).map(|look| queue.handle_timeout(start + look * SECOND * 21 / 10));
+    let in_vain = looks.take_while(Result::is_ok).count();
+    assert_eq!(in_vain, 10);
+}
+
+#[test]
 fn one_credit_at_a_time_is_enough() {
     let mut now = Instant::now();
     let mut queue = without_credits(now);
