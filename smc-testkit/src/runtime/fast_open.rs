@@ -67,6 +67,14 @@ impl Syn {
         };
         let has_data = matches!(delivery, SynDelivery::Once | SynDelivery::Twice(_));
         let is_early = takes_data && has_data;
+        if theirs.is_reset() {
+            // The client has ended meanwhile.
+            drop(theirs);
+            if is_early {
+                arrive_again(&core, &net, ends, &data).await;
+            }
+            return;
+        }
         let server = Arc::downgrade(&theirs);
         if is_early {
             offer(&net, ends[1], theirs);
@@ -103,7 +111,7 @@ fn offer(net: &Weak<Net>, at: SocketAddr, socket: Arc<VirtualSocket>) {
     }
 }
 
-/// A SYN of a connection that neither end knows any more.
+/// A SYN of a connection that its client does not know any more, nor the server.
 async fn arrive_again(core: &Arc<Core>, net: &Weak<Net>, ends: [SocketAddr; 2], data: &[u8]) {
     let listener = net.upgrade().and_then(|net| net.listener(ends[1]));
     if !listener.is_some_and(|listener| listener.has_fast_open()) {

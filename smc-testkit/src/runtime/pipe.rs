@@ -198,6 +198,10 @@ impl Pipe {
         wake(wakers.0.into_iter().chain(wakers.1));
     }
 
+    pub(super) fn is_reset(&self) -> bool {
+        self.state().is_reset
+    }
+
     /// There is no listener for the connection.
     pub(super) fn refuse(&self) {
         self.state().is_refused = true;

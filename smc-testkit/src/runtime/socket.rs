@@ -102,6 +102,11 @@ impl VirtualSocket {
         self.tx.truncate(len);
     }
 
+    /// Whether the connection is broken.
+    pub(super) fn is_reset(&self) -> bool {
+        self.rx.is_reset()
+    }
+
     /// Breaks the connection in both directions.
     pub(super) fn reset(&self) {
         self.rx.reset();

@@ -384,6 +384,19 @@ fn a_syn_that_arrives_twice_is_a_second_connection_once_the_first_one_is_closed(
 }
 
 #[test]
+fn a_syn_arrives_although_its_client_has_ended() {
+    let network = FastOpen::new();
+    let client = network.connect().unwrap();
+    client.try_write(&[IoSlice::new(b"first")]).unwrap();
+    drop(client);
+    let server = network.accept();
+    assert_eq!(server.try_read(&mut [0; 8]).unwrap(), 5);
+    network.runtime.run_for(LATENCY * 3);
+    let error = server.try_read(&mut [0; 8]).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+}
+
+#[test]
 fn a_syn_with_data_is_refused_without_a_listener() {
     let mut network = FastOpen::new();
     let client = network.connect().unwrap();
