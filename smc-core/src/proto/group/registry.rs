@@ -299,40 +299,35 @@ impl Registry {
         })
     }
 
-    /// Joins the newest group with free capacity: if the peer ever lost a group, it was an older
-    /// one.
     fn join(&mut self, key: GroupKey, intent: Intent) -> Option<Member> {
-        for group in self.keys.get(&key)?.usable.values().rev() {
-            let Some(entry) = self.groups.get_mut(group) else {
-                continue;
-            };
-            let Some(terms) = entry.terms else { continue };
-            // Only the server limits the connections of a group; its client follows.
-            if (intent == Intent::JoinOrCreate && !entry.has_capacity())
-                || entry.state.join().is_err()
-            {
-                continue;
-            }
-            entry.members = entry.members.saturating_add(1);
-            if let Some(at) = entry.expires.take() {
-                self.timers.remove(&(at, RegistryTimer::Idle(*group)));
-            }
-            return Some(Member::Joined {
-                group: *group,
-                terms,
-            });
+        let group = self.joinable(key, intent)?;
+        let entry = self.groups.get_mut(&group)?;
+        let terms = entry.terms?;
+        entry.state.join().ok()?;
+        entry.members = entry.members.saturating_add(1);
+        if let Some(at) = entry.expires.take() {
+            self.timers.remove(&(at, RegistryTimer::Idle(group)));
         }
-        None
+        Some(Member::Joined { group, terms })
     }
 
     /// The values negotiated for the group that a client would join now.
     #[must_use]
     pub fn terms(&self, key: GroupKey) -> Option<GroupTerms> {
-        let usable = self.keys.get(&key)?.usable.values().rev();
-        usable
-            .filter_map(|group| self.groups.get(group))
-            .find(|entry| entry.terms.is_some() && entry.state.clone().join().is_ok())?
-            .terms
+        let group = self.joinable(key, Intent::Join)?;
+        self.groups.get(&group)?.terms
+    }
+
+    /// The newest group with free capacity: if the peer ever lost a group, it was an older one.
+    fn joinable(&self, key: GroupKey, intent: Intent) -> Option<GroupId> {
+        let mut usable = self.keys.get(&key)?.usable.values().rev().copied();
+        usable.find(|group| {
+            self.groups.get(group).is_some_and(|entry| {
+                // Only the server limits the connections of a group; its client follows.
+                let has_capacity = intent != Intent::JoinOrCreate || entry.has_capacity();
+                entry.terms.is_some() && has_capacity && entry.state.clone().join().is_ok()
+            })
+        })
     }
 
     /// Creates a group as a server, within the limits of first contacts: the client of SMC-R may

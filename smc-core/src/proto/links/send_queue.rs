@@ -205,8 +205,7 @@ const SCALE: u64 = 1024;
 /// taken down (docs/spec/link-groups.md#queue-pair, docs/spec/extensions.md#receive-credits).
 pub const SEND_QUEUE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A process that is stopped for longer is noticed. An executor that is only busy runs a task
-/// sooner.
+/// A process that is stopped for longer is noticed.
 const WAIT_STEP: Duration = Duration::from_secs(1);
 
 impl<C: Copy + Eq + Hash> Default for SendQueue<C> {
